@@ -23,7 +23,7 @@ from rljob_inputs.data.lengths import PromptLimit, find_limit, measure
 from rljob_inputs.data.prompts import build_prompt, render, tokenize
 from rljob_inputs.data.rows import Row, read_rows
 from rljob_inputs.findings import Finding, InputError, LengthTable, describe_all_too_long, describe_too_long
-from rljob_inputs.hub.repository import HubAccess, MissingRevisionError, RefusedError
+from rljob_inputs.hub import HubAccess, MissingRevisionError, RefusedError
 from rljob_inputs.models import config as configs
 from rljob_inputs.models import tokenizer as tokenizers
 from rljob_inputs.models.adapters import find_adapter_obstacle

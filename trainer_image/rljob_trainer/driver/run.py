@@ -48,7 +48,7 @@ from rljob_trainer.history.disk import RunDisk
 from rljob_trainer.history.run_state import resume, set_aside
 from rljob_trainer.liveness.judge import Pace
 from rljob_trainer.mirror.mirror import Mirror
-from rljob_trainer.outages.registry import OutageError, Outages
+from rljob_trainer.outages import OutageError, Outages
 from rljob_trainer.replicas.engines import TrainerEngines
 from rljob_trainer.run_folder.file_facts import Checkpoint, DamagedCheckpointError
 from rljob_trainer.services.demand import Forecaster

@@ -42,7 +42,7 @@ from rljob_trainer.gateway.exchanges import RETRY_SECONDS, Exchange, Sampled
 from rljob_trainer.gateway.forwarding import OtherModels
 from rljob_trainer.gateway.rewards import read_posted
 from rljob_trainer.gateway.types import Dialect, ModelRequest, RequestError
-from rljob_trainer.outages.registry import Dependency
+from rljob_trainer.outages import Dependency
 
 log = logging.getLogger(__name__)
 

@@ -38,7 +38,7 @@ from rljob_inputs.objects.access import ObjectAccess, is_object, pin
 from rljob_inputs.objects.listing import Listing, list_objects
 from rljob_trainer.head.environment import Environment
 from rljob_trainer.history.disk import RunDisk, write_durably
-from rljob_trainer.outages.registry import Outages, wait_out
+from rljob_trainer.outages import Outages, wait_out
 from rljob_trainer.run_folder.client import EXPORT_PARTIAL
 
 _FIELD = "spec.model.source"

@@ -19,7 +19,7 @@ from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.pod_engines import find_engines
 from rljob_api.wire.contract import ENV_TOKEN, ExitCode
 from rljob_api.wire.termination import end_program, leave_result
-from rljob_inputs.hub.repository import HubAccess
+from rljob_inputs.hub import HubAccess
 from rljob_inputs.memory.object_store import head_store_bytes
 from rljob_inputs.models.own_settings import ModelSettings, load_model_settings
 from rljob_inputs.objects.folder import ObjectFolder
@@ -48,7 +48,7 @@ from rljob_trainer.history.tracking import build_trackers
 from rljob_trainer.liveness.judge import Pace
 from rljob_trainer.mirror.mirror import Mirror
 from rljob_trainer.mirror.owner import Ownership
-from rljob_trainer.outages.registry import Outages
+from rljob_trainer.outages import Outages
 from rljob_trainer.ranks.group import TrainerGroup, connect, disconnect
 from rljob_trainer.ranks.ray_head import RayHead
 from rljob_trainer.replicas.engines import TrainerEngines

@@ -144,7 +144,7 @@ class History(BaseModel):
     restarts: dict[str, int] = {"trainer": 0}
     """Within that Job."""
     answered: list[str] = []
-    """What the job depends on and has answered (outages.registry)."""
+    """What the job depends on and has answered (rljob_trainer.outages)."""
 
 
 def checkpoint_exists(run_dir: Path, step: int) -> bool:

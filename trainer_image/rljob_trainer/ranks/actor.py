@@ -28,7 +28,7 @@ from rljob_api.wire.contract import ENV_HAND_OVER, ENV_POD_IP, ENV_TOKEN
 from rljob_api.wire.driver_status import TrainerChoices
 from rljob_api.wire.logs import choose_format, configure_logging
 from rljob_api.wire.weights import DigestUnit, WeightManifest
-from rljob_trainer.devices.choose import choose_device
+from rljob_trainer.devices import choose_device
 from rljob_trainer.liveness.judge import Beat
 from rljob_trainer.liveness.stacks import describe_process, read_stacks
 from rljob_trainer.policy import checkpoints

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from rljob_api.tracing import spans
 from rljob_trainer.concurrency import end_tasks
-from rljob_trainer.outages.registry import Dependency, OutageError
+from rljob_trainer.outages import Dependency, OutageError
 from rljob_trainer.replicas.fleet import Affinity, Fleet
 
 log = logging.getLogger(__name__)

@@ -25,7 +25,7 @@ from rljob_api.wire.weights import MAX_PULL_ERROR_LENGTH, PullReport, RolloutWei
 from rljob_trainer import traces
 from rljob_trainer.concurrency import end_tasks
 from rljob_trainer.episodes.types import Completion, PromptTooLongError
-from rljob_trainer.outages.registry import Outages
+from rljob_trainer.outages import Outages
 from rljob_trainer.replicas import generate
 from rljob_trainer.replicas.fleet import Affinity
 from rljob_trainer.replicas.http import CONNECT_SECONDS, auth_headers, send

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from rljob_api.errors import TransientError
 from rljob_api.wire.weights import MAX_PULL_ERROR_LENGTH, PullReport, RolloutWeights, WeightManifest
-from rljob_trainer.outages.registry import double
+from rljob_trainer.outages import double
 
 if TYPE_CHECKING:
     from rljob_trainer.rollout.weight_transfer import EngineLoader, WeightClient

@@ -21,12 +21,12 @@ from rljob_api.manifest.schedule import ScheduleType
 from rljob_api.read.pod_files import load_job_file
 from rljob_api.wire import contract
 from rljob_api.wire.discovery import listening_port
-from rljob_inputs.hub.repository import HubAccess, repository_name
+from rljob_inputs.hub import HubAccess, repository_name
 from rljob_inputs.models.architectures import find_architecture
 from rljob_inputs.models.files import place_model, read_config
 from rljob_inputs.objects.access import is_object
-from rljob_trainer.devices.choose import explain_missing_gpu, read_cuda_facts
-from rljob_trainer.outages.registry import Dependency, Outages, name_storage, wait_out
+from rljob_trainer.devices import explain_missing_gpu, read_cuda_facts
+from rljob_trainer.outages import Dependency, Outages, name_storage, wait_out
 from rljob_trainer.rollout.download import SharedDownload
 from rljob_trainer.rollout.engine_watch import build_watch, end_if_it_hangs
 from rljob_trainer.rollout.middleware import RolloutMiddleware

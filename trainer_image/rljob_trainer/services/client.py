@@ -31,7 +31,7 @@ from rljob_api.wire.contract import ENV_REWARD_SERVICES, PORT_SERVICE
 from rljob_api.wire.discovery import listening_port, resolve
 from rljob_api.wire.driver_status import HungPart
 from rljob_trainer import traces
-from rljob_trainer.outages.registry import FIRST_ANSWER_SECONDS, Outages, deadline, hide_secrets
+from rljob_trainer.outages import FIRST_ANSWER_SECONDS, Outages, deadline, hide_secrets
 from rljob_trainer.replicas.http import auth_headers, send
 from rljob_trainer.replicas.pool import ReplicaLease, ReplicaPool
 from rljob_trainer.services.demand import CallTotals, ServiceLoad

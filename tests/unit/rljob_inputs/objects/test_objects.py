@@ -8,7 +8,7 @@ from rljob_api.errors import UserError
 from rljob_api.manifest.job_sections import DataSource
 from rljob_inputs.data.rows import read_rows
 from rljob_inputs.findings import InputError
-from rljob_inputs.hub.repository import HubAccess
+from rljob_inputs.hub import HubAccess
 from rljob_inputs.machine.installation import MissingExtraError
 from rljob_inputs.models.files import open_model, place_model
 from rljob_inputs.objects.access import ObjectAccess, is_object, pin, split_pin

@@ -13,8 +13,8 @@ from rljob_inputs.findings import InputError
 from rljob_trainer.head.environment import Environment
 from rljob_trainer.head.origin import NotWrittenError, find_start_model, pin_start_model
 from rljob_trainer.history.disk import RunDisk
+from rljob_trainer.outages import Outages
 from rljob_trainer.outages import registry as waiting
-from rljob_trainer.outages.registry import Outages
 from rljob_trainer.run_folder.client import EXPORT_PARTIAL
 from tests.support.job_simulation import make_job
 

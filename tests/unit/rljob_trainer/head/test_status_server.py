@@ -16,7 +16,7 @@ from rljob_trainer.driver.reports import RecentSampleLog
 from rljob_trainer.driver.status import StatusBoard
 from rljob_trainer.episodes.types import Group
 from rljob_trainer.head.status_server import StatusServer
-from rljob_trainer.outages.registry import Outages
+from rljob_trainer.outages import Outages
 from rljob_trainer.rollout.server import find_model
 from rljob_trainer.worker.main import announce_leave
 from tests.support.driver_harness import NETWORK, wait_until

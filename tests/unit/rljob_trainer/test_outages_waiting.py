@@ -5,7 +5,7 @@ from itertools import islice
 
 import pytest
 
-from rljob_trainer.outages.registry import deadline, double, pause
+from rljob_trainer.outages import deadline, double, pause
 from tests.support.waiting import DEADLINE_SECONDS
 
 

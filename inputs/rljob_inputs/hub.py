@@ -1,4 +1,6 @@
-"""A repository of the Hub, found by one request: its commit, its files, and downloads pinned to that commit.
+"""The Hugging Face Hub: which repository a source names, what it contains, and one-line errors.
+
+A repository of the Hub, found by one request: its commit, its files, and downloads pinned to that commit.
 
 Leaves weights to the programs that load them. Invariant: without network or permission it fails after one request, in
 one line; the libraries that load would retry for more than a minute first.

@@ -1,4 +1,6 @@
-"""What a job depends on, which of it is away, since when, and when the job gives up. Pure: the clock is injected.
+"""Outages of what a job depends on, and how it waits for their end.
+
+What a job depends on, which of it is away, since when, and when the job gives up. Pure: the clock is injected.
 
 Facts come in per dependency through `succeeded`, `failed` and `clear`. A success ends an outage. What waits calls
 `check`, which raises after spec.outageSeconds; nothing else ends a job because of an outage. `name_storage` names the
@@ -26,7 +28,7 @@ from yarl import URL
 from rljob_api.errors import UserError
 from rljob_api.wire.driver_status import Outage
 from rljob_api.wire.text import clean_line
-from rljob_inputs.hub.repository import HubAccess
+from rljob_inputs.hub import HubAccess
 from rljob_inputs.objects.access import is_object
 
 DEFAULT_LIMIT_SECONDS = 21_600.0

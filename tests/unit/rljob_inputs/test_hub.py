@@ -3,7 +3,7 @@
 import pytest
 
 from rljob_api.errors import TransientError, UserError
-from rljob_inputs.hub.repository import HubAccess, find_repository
+from rljob_inputs.hub import HubAccess, find_repository
 from tests.support.hub import run_hub
 
 MODEL = "hf://org/model"

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob_api.errors import UserError
-from rljob_trainer.outages.registry import OutageError, Outages
+from rljob_trainer.outages import OutageError, Outages
 
 LIMIT = 100.0
 OPENS_AFTER = 10.0

@@ -1,4 +1,6 @@
-"""The one place that chooses between CPU and GPU: by the spec alone, never by what the node happens to have.
+"""The device of a process: as the job's spec says, or an error that names what is missing.
+
+The one place that chooses between CPU and GPU: by the spec alone, never by what the node happens to have.
 
 Invariant: a process that was asked for GPUs never computes on a CPU, and the reverse.
 """

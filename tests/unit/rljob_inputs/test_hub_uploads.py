@@ -3,7 +3,7 @@
 import pytest
 
 from rljob_api.errors import TransientError, UserError
-from rljob_inputs.hub.repository import HubAccess, RefusedError, find_repository, require_private, upload_model
+from rljob_inputs.hub import HubAccess, RefusedError, find_repository, require_private, upload_model
 from tests.support.hub import run_hub
 
 MODEL = "hf://org/model"

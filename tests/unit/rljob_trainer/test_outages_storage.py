@@ -1,8 +1,8 @@
 """What a job waits for while its models or data cannot be read."""
 
-from rljob_inputs.hub.repository import HubAccess
+from rljob_inputs.hub import HubAccess
 from rljob_inputs.objects.access import ObjectAccess
-from rljob_trainer.outages.registry import name_storage
+from rljob_trainer.outages import name_storage
 
 ACCESS = HubAccess("https://mirror", None, ObjectAccess("https://user:secret@storage:9000"))
 

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from rljob_api.errors import UserError
-from rljob_trainer.devices import choose
-from rljob_trainer.devices.choose import CudaFacts, choose_device, explain_missing_gpu
+from rljob_trainer.devices import CudaFacts, choose, choose_device, explain_missing_gpu
 from rljob_trainer.failures.devices import GpuFaultError
 
 _FIELD = "spec.trainer.gpusPerReplica"

@@ -26,9 +26,9 @@ from rljob_inputs.findings import Finding, InputError, LengthTable, describe_all
 from rljob_inputs.hub import HubAccess, MissingRevisionError, RefusedError
 from rljob_inputs.models import config as configs
 from rljob_inputs.models import tokenizer as tokenizers
-from rljob_inputs.models.adapters import find_adapter_obstacle
 from rljob_inputs.models.architectures import describe_untested, find_obstacles, text_config
 from rljob_inputs.models.chat_problems import find_chat_problems, find_unread
+from rljob_inputs.models.config import find_adapter_obstacle
 from rljob_inputs.models.defaults import FromModel, OwnSettings, Resolved, resolve, resolve_job
 from rljob_inputs.models.files import ModelFiles, open_model
 from rljob_inputs.models.own_settings import read_own_settings

@@ -26,7 +26,7 @@ from rljob_api.manifest.job import RLJob
 from rljob_core.backend import Backend, Event, ForbiddenError, ForeignObjectError, Key, Manifest, Owner, OwnerStatus
 from rljob_core.children.common import digest
 from rljob_core.plan import conditions
-from rljob_core.plan.applied_generation import (
+from rljob_core.plan.conditions import (
     describe_refused_change,
     find_running_generation,
     keep_running_generation,

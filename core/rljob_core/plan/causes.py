@@ -24,8 +24,7 @@ from rljob_core.children.common import TRAINER, child_name
 from rljob_core.children.gang import GATE_KUEUE, LABEL_KUEUE_QUEUE
 from rljob_core.children.pods import avoided_by
 from rljob_core.plan import conditions, observed_job
-from rljob_core.plan.disruptions import exceeded_own_limit, find_disruption
-from rljob_core.plan.observed_job import ObservedJob, RoleView
+from rljob_core.plan.observed_job import ObservedJob, RoleView, exceeded_own_limit, find_disruption
 
 _IMAGE_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
 _MAX_DETAIL_LENGTH = 1200

@@ -9,13 +9,17 @@ Names of children may belong to other objects, so that they cannot be applied ye
 
 The last are left by `kubectl delete --cascade=orphan`, or come from a backup. They may run Pods, and be in use,
 so the operator never deletes them.
+
+The generation of a spec that runs, although a later one was refused, is the observedGeneration of the condition
+Running of a job, and of Ready of a RewardModel, while it is True.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import Literal
+from typing import Literal, TypeVar
 
 from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.services.reward import RewardModelStatus
 from rljob_api.manifest.status import Condition, JobProgress, RLJobStatus, RoleStatus
 from rljob_api.phrases import list_some
 from rljob_api.wire.contract import LABEL_JOB, LABEL_REWARD_MODEL
@@ -299,3 +303,35 @@ def _is_left(owner: Owner, child: Manifest | None) -> bool:
 
 def _list_names(keys: Sequence[ChildKey]) -> str:
     return list_some([f"{kind} {name}" for kind, name in keys], _MAX_NAMED)
+
+
+_Status = TypeVar("_Status", RLJobStatus, RewardModelStatus, RLJobStatus | RewardModelStatus)
+
+
+def working_type(owner: Owner) -> str:
+    """The type of the condition that is True while Pods work."""
+    return RUNNING if isinstance(owner, RLJob) else READY
+
+
+def find_running_generation(owner: Owner) -> int:
+    """Return the generation whose Pods work; 0 if none do."""
+    condition = find(owner.status, working_type(owner))
+    return condition.observed_generation if condition and condition.status == "True" else 0
+
+
+def keep_running_generation(owner: Owner, status: _Status) -> _Status:
+    """Return `status` with the generation that runs instead of the one that was refused."""
+    running, type_ = find_running_generation(owner), working_type(owner)
+    kept = [
+        c.model_copy(update={"observed_generation": running}) if running and c.type == type_ else c
+        for c in status.conditions
+    ]
+    return status.model_copy(update={"conditions": kept})
+
+
+def describe_refused_change(owner: Owner, message: str) -> str:
+    """Return the message with the generation that it is about and the one that runs, if they differ."""
+    running, generation = find_running_generation(owner), owner.metadata.generation
+    if running in (0, generation):
+        return message
+    return f"generation {generation} is not applied: {message}; generation {running} stays"

@@ -15,9 +15,8 @@ from rljob_core.backend import ChildKey, Manifest
 from rljob_core.children.common import REWARD, ROLLOUT, build_selector
 from rljob_core.plan import conditions
 from rljob_core.plan.active_time import account
-from rljob_core.plan.applied_generation import describe_refused_change, keep_running_generation
 from rljob_core.plan.causes import Cause
-from rljob_core.plan.conditions import Reasons, describe_blocked
+from rljob_core.plan.conditions import Reasons, describe_blocked, describe_refused_change, keep_running_generation
 from rljob_core.plan.failures import Failures
 from rljob_core.plan.gang import GangState
 from rljob_core.plan.lifecycle import has_been_running

@@ -28,7 +28,7 @@ from rljob_core.children.gang import LABEL_KUEUE_QUEUE
 from rljob_core.children.sandbox import count_episodes
 from rljob_core.defaults import Defaults
 from rljob_core.plan import conditions
-from rljob_core.plan.applied_generation import find_running_generation
+from rljob_core.plan.conditions import find_running_generation
 from rljob_core.plan.lifecycle import has_been_running
 from rljob_core.plan.validate import find_role_paths
 from rljob_core.pod_checks.origin import RolePath, find_origin

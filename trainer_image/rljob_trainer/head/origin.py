@@ -30,8 +30,16 @@ from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.immutable_fields import read_resume_fields
 from rljob_api.phrases import list_some
 from rljob_api.run.folder import last_checkpoint
-from rljob_api.run.objects import FILE_OBJECTS, ObjectsRecord, read_objects
-from rljob_api.run.origin import FILE_ORIGIN, Change, Origin, build_origin, read_origin
+from rljob_api.run.origin import (
+    FILE_OBJECTS,
+    FILE_ORIGIN,
+    Change,
+    ObjectsRecord,
+    Origin,
+    build_origin,
+    read_objects,
+    read_origin,
+)
 from rljob_api.run.start_model import FILE_PIN, Pin, choose_export, describe_missing, find_exports, read_pin
 from rljob_inputs.findings import InputError
 from rljob_inputs.objects.access import ObjectAccess, is_object, pin

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from rljob_api.manifest.job import RLJob
 from rljob_inputs.memory.plan import ModelFacts, Question, find_recomputation
-from rljob_inputs.models.adapters import publishes_adapter
+from rljob_inputs.models.config import publishes_adapter
 from rljob_trainer.algorithms.base import LossInputs
 from rljob_trainer.algorithms.losses import loglinear_proximal, update_loss
 from rljob_trainer.algorithms.registry import build_algorithm

@@ -33,7 +33,7 @@ from rljob_api.wire.contract import SERVED_MODEL_NAME
 from rljob_api.wire.discovery import listening_port, resolve
 from rljob_api.wire.driver_status import HungPart
 from rljob_api.wire.weights import OWN_WEIGHTS, PullReport, RolloutWeights, WeightManifest
-from rljob_inputs.models.adapters import publishes_adapter
+from rljob_inputs.models.config import publishes_adapter
 from rljob_trainer.concurrency import wait_forever
 from rljob_trainer.rollout.download import Download, SharedDownload
 from rljob_trainer.weights.checksum import Digest

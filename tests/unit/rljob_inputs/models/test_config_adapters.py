@@ -3,7 +3,7 @@
 import pytest
 
 from rljob_api.manifest.job import RLJobSpec
-from rljob_inputs.models.adapters import find_adapter_obstacle, publishes_adapter
+from rljob_inputs.models.config import find_adapter_obstacle, publishes_adapter
 
 QWEN3 = {"architectures": ["Qwen3ForCausalLM"]}
 MIXTURE = {"architectures": ["Qwen3MoeForCausalLM"]}

@@ -3,7 +3,7 @@
 import pytest
 
 from rljob_api.wire.weights import OWN_WEIGHTS
-from rljob_trainer.driver.fixed_model import as_evaluation, read_figures, start_fixed
+from rljob_trainer.head.wiring import as_evaluation, read_figures, start_fixed
 from tests.support.driver_harness import make_job
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rljob_core.plan.disruptions import find_disruption, is_lost
+from rljob_core.plan.observed_job import find_disruption, is_lost
 
 DISRUPTION_TARGET = {
     # pkg/scheduler/framework/preemption/executor.go; core/v1 types.go: PodReasonPreemptionByScheduler

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from rljob_api.errors import UserError
-from rljob_trainer.devices import CudaFacts, choose, choose_device, explain_missing_gpu
+from rljob_trainer import devices
+from rljob_trainer.devices import CudaFacts, choose_device, explain_missing_gpu
 from rljob_trainer.failures.devices import GpuFaultError
 
 _FIELD = "spec.trainer.gpusPerReplica"
@@ -24,7 +25,7 @@ def test_spec_without_gpus_is_the_cpu_on_a_node_with_gpus(monkeypatch):
 
 def test_spec_with_gpus_is_never_the_cpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(choose, "read_driver_version", lambda: None)
+    monkeypatch.setattr(devices, "read_driver_version", lambda: None)
     with pytest.raises(UserError, match=r"^spec\.trainer\.gpusPerReplica is 2, and torch finds no GPU"):
         choose_device(2, _FIELD)
 

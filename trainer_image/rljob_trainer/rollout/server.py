@@ -32,7 +32,7 @@ from rljob_trainer.rollout.engine_watch import build_watch, end_if_it_hangs
 from rljob_trainer.rollout.middleware import RolloutMiddleware
 from rljob_trainer.rollout.naps import Naps
 from rljob_trainer.rollout.plugin import BACKEND, SLEEPING_CPU_WORKER, WORKER_EXTENSION
-from rljob_trainer.rollout.puller import ReplicaState, WeightPuller
+from rljob_trainer.rollout.puller import ReplicaState, WeightPuller, serve_own_weights
 from rljob_trainer.rollout.startup import StartupFields, parse_arguments, run_program, set_defaults, startup_errors
 from rljob_trainer.rollout.vllm_app import Serving, start_engine
 from rljob_trainer.rollout.weight_transfer import (
@@ -43,7 +43,6 @@ from rljob_trainer.rollout.weight_transfer import (
     choose_level,
     find_head_url,
     published_adapter,
-    serve_own_weights,
 )
 from rljob_trainer.weights.mapped import open_scratch_folder
 from rljob_trainer.written_tokenizer import rewritten

@@ -20,7 +20,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal
 
 import aiohttp
 from pydantic import ValidationError
@@ -32,9 +32,8 @@ from rljob_api.wire import contract
 from rljob_api.wire.contract import SERVED_MODEL_NAME
 from rljob_api.wire.discovery import listening_port, resolve
 from rljob_api.wire.driver_status import HungPart
-from rljob_api.wire.weights import OWN_WEIGHTS, PullReport, RolloutWeights, WeightManifest
+from rljob_api.wire.weights import PullReport, RolloutWeights, WeightManifest
 from rljob_inputs.models.config import publishes_adapter
-from rljob_trainer.concurrency import wait_forever
 from rljob_trainer.rollout.download import Download, SharedDownload
 from rljob_trainer.weights.checksum import Digest
 from rljob_trainer.weights.mapped import MappedFile, MappedFiles, boot_id, open_scratch_folder
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
     from vllm.lora.request import LoRARequest
 
-    from rljob_trainer.rollout.puller import ReplicaState
 
 _POLL_SECONDS = 30
 _REPORT_SECONDS = 5
@@ -323,13 +321,6 @@ def find_engine_reason(vllm_config: VllmConfig, model_config: ModelConfig) -> st
 def choose_level(config: VllmConfig) -> Level:
     """Return how deep the engine sleeps: weights are dropped if a pull replaces all."""
     return 1 if config.lora_config is not None or find_engine_reason(config, config.model_config) else 2
-
-
-async def serve_own_weights(engine: EngineLoader, state: ReplicaState) -> NoReturn:
-    """In place of the puller, where nothing trains: be ready once the engine is warm, with what it has loaded."""
-    await engine.warm_up()
-    state.record_change(is_warm=True, announced=OWN_WEIGHTS, serving=await engine.adopt(OWN_WEIGHTS))
-    await wait_forever()  # as a puller, it ends with its server
 
 
 _ID = 1

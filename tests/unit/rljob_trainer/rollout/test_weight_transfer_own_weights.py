@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 
 from rljob_api.wire.weights import OWN_WEIGHTS, RolloutWeights, WeightManifest
-from rljob_trainer.rollout.puller import ReplicaState
-from rljob_trainer.rollout.weight_transfer import choose_level, serve_own_weights
+from rljob_trainer.rollout.puller import ReplicaState, serve_own_weights
+from rljob_trainer.rollout.weight_transfer import choose_level
 from tests.support.waiting import DEADLINE_SECONDS
 
 

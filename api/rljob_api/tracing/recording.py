@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace.sampling import ParentBased, Sampler, SamplingResul
 from opentelemetry.trace import Link, SpanContext, SpanKind, StatusCode, TraceFlags
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.trace.span import TraceState
-from opentelemetry.util.types import AttributeValue
+from opentelemetry.util import types
 
 from rljob_api.tracing.spans import HEADER, NOT_RECORDED, STEP, Attributes, Kind, Span
 
@@ -130,7 +130,7 @@ def _span_of(where: Context) -> SpanContext:
     return trace.get_current_span(where).get_span_context()
 
 
-def _known(attributes: Attributes) -> dict[str, AttributeValue]:
+def _known(attributes: Attributes) -> dict[str, types.AttributeValue]:
     return {name: value for name, value in attributes.items() if value is not None}
 
 
@@ -158,7 +158,7 @@ class _Roots(Sampler):
         trace_id: int,
         name: str,
         kind: SpanKind | None = None,
-        attributes: Attributes = None,
+        attributes: types.Attributes = None,
         links: Sequence[Link] | None = None,
         trace_state: TraceState | None = None,
     ) -> SamplingResult:

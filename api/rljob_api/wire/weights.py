@@ -43,7 +43,7 @@ class WeightManifest(WeightVersion):
     num_bytes: int
     """Size of the file, or of all weights."""
     file_hash: str = ""
-    """Hash of the file, for integrity alone (see the trainer's weights.file_hash). Empty without a file."""
+    """Hash of the file, for integrity alone (see the trainer's weights.checksum). Empty without a file."""
     checksum: str
     """Digest of the parameters, independent of fusing and layout (see the trainer's weights.checksum)."""
     digest_unit: DigestUnit = "element"

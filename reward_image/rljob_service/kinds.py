@@ -1,7 +1,7 @@
 """The kinds of services that a server can host, by the argument of --serves.
 
 Of the simulated user, tools and a runner, each request is one call, each reply has one value; of a reward, a request is
-a sample or a group, the reply a score for each sample.
+a sample or a group, the reply a score for each sample. Invariant: nothing else of the server asks which kind it hosts.
 """
 
 from abc import ABC, abstractmethod

@@ -2,6 +2,8 @@
 
 They are the fields that an RLJob may never change (`manifest.immutable_fields`). So a job that is deleted and applied
 again resumes if they are equal, as one that is edited does. What a resume may change is recorded with the step.
+
+objects.json has which versions of the objects of s3:// sources a run reads, so that it resumes with the same ones.
 """
 
 from __future__ import annotations

@@ -3,9 +3,13 @@
 Follows vLLM and transformers: a limit that vLLM would refuse after a minute of loading is found here.
 
 It also decides whether rollouts load LoRA adapters or merged weights, if spec.trainer.lora.publish is auto.
+
+A model may multiply its logits after the head, and limit them softly. transformers gives these settings other names in
+each family. Invariant: a model whose forward pass does anything else is refused by the table of architectures.
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from rljob_api.manifest.job import RLJobSpec
@@ -100,3 +104,35 @@ def find_adapter_obstacle(spec: RLJobSpec, config: Config) -> str:
     if architecture.adapters == "gpu" and spec.rollout.gpus_per_replica == 0:
         return f"vLLM cannot add adapters to {architecture.name} on CPUs"
     return ""
+
+
+_FACTORS = ("logit_scale", "lm_head_multiplier", "output_multiplier")
+"""Settings of Cohere, Falcon-H1 and Muse: the logits are multiplied by it."""
+_DIVISOR = "logits_scaling"
+"""Setting of Granite and MiniCPM3. HyperCLOVA X multiplies by the setting of the same name."""
+_MULTIPLIES_BY_DIVISOR = ("hyperclovax",)
+_LIMIT = "final_logit_softcapping"
+"""Setting of Gemma."""
+
+
+@dataclass(frozen=True)
+class LogitTransform:
+    """logits = limit x tanh(factor x (hidden @ weight.T) / limit); without a limit, factor x (hidden @ weight.T)."""
+
+    factor: float = 1.0
+    limit: float | None = None
+
+
+def find_logit_transform(text_config: Mapping[str, Any]) -> LogitTransform:
+    """`text_config`: the part of config.json about text."""
+
+    def number(name: str) -> float | None:
+        value = text_config.get(name)
+        return float(value) if isinstance(value, int | float) and value else None
+
+    factor = 1.0
+    for name in _FACTORS:
+        factor *= number(name) or 1.0
+    divisor = number(_DIVISOR) or 1.0
+    is_factor = text_config.get("model_type") in _MULTIPLIES_BY_DIVISOR
+    return LogitTransform(factor * divisor if is_factor else factor / divisor, number(_LIMIT))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rljob_inputs.models.logits import LogitTransform, find_logit_transform
+from rljob_inputs.models.config import LogitTransform, find_logit_transform
 
 
 @pytest.mark.parametrize(

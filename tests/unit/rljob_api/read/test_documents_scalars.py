@@ -5,7 +5,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob_api.read import scalars
+from rljob_api.read import documents
 from rljob_api.read.documents import read_documents
 from rljob_core.children.common import to_yaml
 from tests.support.kubectl_scalars import AS_KUBECTL_READS
@@ -28,7 +28,7 @@ def test_scalar_has_the_value_that_kubectl_gives_it(text, value):
 def test_text_that_looks_like_another_type_is_quoted(text):
     written = to_yaml({"v": text})
     assert read(written) == {"v": text}
-    assert scalars.is_text(text) or "'" in written or '"' in written
+    assert documents.is_text(text) or "'" in written or '"' in written
 
 
 @given(st.text(alphabet="yYnNoOfFtTrueslE0123456789+-._xXbaAiI:~", max_size=6))

@@ -4,7 +4,7 @@ import pytest
 
 from rljob_api.manifest.status import JobProgress, RLJobStatus, RoleStatus
 from rljob_core.backend import Event, JobKey, Plan
-from rljob_core.loop.status_pace import MAX_WAIT_SECONDS, MAX_WRITES_PER_SECOND, MIN_WAIT_SECONDS, StatusPace
+from rljob_core.loop.reconcile import MAX_WAIT_SECONDS, MAX_WRITES_PER_SECOND, MIN_WAIT_SECONDS, StatusPace
 from rljob_core.plan.conditions import build_conditions
 from tests.support.job_simulation import START
 

@@ -134,12 +134,10 @@ class Engine:
         from rljob_api.wire import contract
         from rljob_cli.check.jobfile import load
         from rljob_inputs.models.files import read_config
-        from rljob_trainer.rollout.lora import AdapterFolder, published_adapter
-        from rljob_trainer.rollout.own_weights import choose_level
         from rljob_trainer.rollout.server import build_arguments
         from rljob_trainer.rollout.startup import StartupFields, parse_arguments, set_defaults
         from rljob_trainer.rollout.vllm_app import start_engine
-        from rljob_trainer.rollout.weight_transfer import EngineLoader
+        from rljob_trainer.rollout.weight_transfer import AdapterFolder, EngineLoader, choose_level, published_adapter
 
         number = int(options.gpu)
         fields: Mapping[str, object] = {

@@ -163,7 +163,7 @@ def open_episode(gateway: ModelGateway) -> tuple[str, Any]:
 
 def server_port() -> int:
     from rljob_api.wire.contract import PORT_DRIVER
-    from rljob_api.wire.ports import listening_port
+    from rljob_api.wire.discovery import listening_port
 
     return listening_port(PORT_DRIVER)
 

@@ -53,7 +53,7 @@ LOGITS = re.compile(
     rf"(lm_)?logits = ({_HEAD}(\.float\(\)|\.contiguous\(\))?( \* {_FACTOR})?|logits [*/] ({_FACTOR}|{_LIMIT})"
     r"|torch\.tanh\(logits\)|outputs(\[0\]|\.logits))"
 )
-"""What rljob_inputs.models.logits knows: a head, factors and a soft limit."""
+"""What rljob_inputs.models.config knows: a head, factors and a soft limit."""
 ONLY_DIVIDES_STATES = "hidden_states = hidden_states / self.config.logits_scaling"
 """Line of MiniCPM3: the same as a factor of the logits."""
 

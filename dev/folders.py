@@ -47,7 +47,7 @@ def _render_package(name: str, path: Path) -> Iterator[str]:
     yield "|---|---|"
     for layer in _read_layers(name):
         for room in (each.strip() for each in layer.split("|")):
-            place = path / room if (path / room).is_dir() else path / f"{room}.py"
+            place = path / room if is_code(path / room) else path / f"{room}.py"
             yield f"| `{room}` | {_describe(place)} |"
 
 

@@ -22,14 +22,13 @@ from rljob_inputs.data.columns import find_problems, read_answer
 from rljob_inputs.data.lengths import PromptLimit, find_limit, measure
 from rljob_inputs.data.prompts import build_prompt, render, tokenize
 from rljob_inputs.data.rows import Row, read_rows
-from rljob_inputs.errors import InputError
-from rljob_inputs.findings import Finding, LengthTable, describe_all_too_long, describe_too_long
-from rljob_inputs.hub.repository import HubAccess, MissingRevisionError, RefusedError
+from rljob_inputs.findings import Finding, InputError, LengthTable, describe_all_too_long, describe_too_long
+from rljob_inputs.hub import HubAccess, MissingRevisionError, RefusedError
 from rljob_inputs.models import config as configs
 from rljob_inputs.models import tokenizer as tokenizers
-from rljob_inputs.models.adapters import find_adapter_obstacle
 from rljob_inputs.models.architectures import describe_untested, find_obstacles, text_config
 from rljob_inputs.models.chat_problems import find_chat_problems, find_unread
+from rljob_inputs.models.config import find_adapter_obstacle
 from rljob_inputs.models.defaults import FromModel, OwnSettings, Resolved, resolve, resolve_job
 from rljob_inputs.models.files import ModelFiles, open_model
 from rljob_inputs.models.own_settings import read_own_settings

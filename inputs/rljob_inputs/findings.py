@@ -1,9 +1,11 @@
-"""What the checks of a job's inputs return: findings at fields of the manifest, and a table of prompt lengths.
+"""What the checks of a job's inputs return: findings at fields of the manifest, a table of prompt lengths, and errors.
 
 Invariant: plain data without any heavy import, so that the CLI can show it quickly.
 """
 
 from dataclasses import dataclass
+
+from rljob_api.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -67,3 +69,17 @@ def describe_all_too_long(table: LengthTable) -> str:
         f"all {table.num_measured} prompts are too long: the shortest has {table.min} tokens, and the limit is "
         f"{table.limit} ({table.limit_reason}); raise it, or shorten the prompts"
     )
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message; empty without one."""
+    return next(iter(str(error).strip().splitlines()), "")
+
+
+class InputError(UserError):
+    """An input is wrong. `path` is the field of the manifest, `message` what is wrong with it and the fix."""
+
+    def __init__(self, path: str, message: str) -> None:
+        super().__init__(f"{path}: {message}")
+        self.path = path
+        self.message = message

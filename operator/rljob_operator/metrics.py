@@ -11,7 +11,7 @@ from rljob_api.manifest.scaling import RewardScaling
 from rljob_api.manifest.services.runner import RUNNER_SERVICE
 from rljob_api.manifest.services.user import USER_SERVICE
 from rljob_core.backend import JobKey, Key, Owner
-from rljob_core.plan.progressing import find_stalls
+from rljob_core.plan.progress import find_stalls
 
 _REWARD_LABELS = ["namespace", "owner", "reward"]
 _FAILED = "Failed"

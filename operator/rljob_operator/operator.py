@@ -26,8 +26,7 @@ from rljob_core.defaults import Defaults
 from rljob_core.kube.client import ApiError, KubeApi, connect
 from rljob_core.kube.resources import WATCHED
 from rljob_core.loop.failures import FailureTracker
-from rljob_core.loop.reconcile import reconcile
-from rljob_core.loop.status_pace import StatusPace
+from rljob_core.loop.reconcile import StatusPace, reconcile
 from rljob_core.loop.workqueue import ReconcileKey, WorkQueue, run
 from rljob_core.plan.built_children import BuiltChildren
 from rljob_operator.health import Health

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from rljob_api.errors import RLJobError, UserError
 from rljob_api.wire import contract
+from rljob_api.wire.discovery import listening_port
 from rljob_api.wire.logs import configure_logging
-from rljob_api.wire.ports import listening_port
 from rljob_api.wire.termination import end_program
 from rljob_service.worker.settings import SCORE, SERVES
 

@@ -25,7 +25,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from rljob_api.wire import contract
 from rljob_api.wire.contract import UrlPath
 from rljob_api.wire.weights import EnginesReport, WeightManifest
-from rljob_trainer.policy.published import Published
+from rljob_trainer.policy.policy import Published
 from rljob_trainer.ranks.actor import digest_published
 from rljob_trainer.weights.hand_over import HandOver
 from rljob_trainer.weights.store import WeightStore

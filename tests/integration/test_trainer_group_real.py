@@ -35,10 +35,10 @@ from rljob_trainer.liveness.judge import Pace
 from rljob_trainer.ranks.ray_head import RayHead
 from rljob_trainer.ranks.ray_node import ray_environment
 from rljob_trainer.run_folder import server as server_module
+from rljob_trainer.run_folder.client import RunFolder
 from rljob_trainer.run_folder.file_facts import Checkpoint, DamagedCheckpointError
-from rljob_trainer.run_folder.location import RunFolder
 from rljob_trainer.run_folder.server import RunFileServer
-from rljob_trainer.weights.file_hash import hash_file
+from rljob_trainer.weights.checksum import hash_file
 from tests.support.loopback import next_address
 from tests.support.waiting import DEADLINE_SECONDS
 from tests.support.weight_hashes import hash_chunks

@@ -33,7 +33,7 @@ from rljob_trainer.algorithms.registry import build_algorithm
 from rljob_trainer.algorithms.rows import build_rows, episode_rewards
 from rljob_trainer.driver.collection import Collection, CollectionPlan, Collector
 from rljob_trainer.episodes.types import Episode, Group, ScoredResult
-from rljob_trainer.outages.registry import OutageError, Outages
+from rljob_trainer.outages import OutageError, Outages
 from rljob_trainer.replicas.http import open_session
 from rljob_trainer.rewards.groups import RequestBuilder, RewardClients
 from tests.support.algorithms import algorithm_spec

@@ -19,11 +19,10 @@ from transformers import AutoModelForCausalLM, Qwen3ForCausalLM  # noqa: F401 - 
 
 from rljob_api.manifest.algorithm import Algorithm, Optimizer
 from rljob_api.manifest.algorithm import Critic as CriticSettings
-from rljob_api.wire.scores import ScoreResult
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.algorithms import rows as of_groups
 from rljob_trainer.algorithms.registry import build_algorithm
-from rljob_trainer.episodes.types import Group, TokenFacts, TrainRow, UpdateMetrics
+from rljob_trainer.episodes.types import Group, ScoredResult, TokenFacts, TrainRow, UpdateMetrics
 from rljob_trainer.policy import sharding
 from rljob_trainer.policy.critic import Critic
 from rljob_trainer.policy.layout import MASKED_TREES, PLAIN, MicroBatch
@@ -195,7 +194,7 @@ def sample_group(model: Any, seed: int) -> Group:
         logprobs = model(tokens).logits[:, :-1].log_softmax(-1).gather(2, tokens[:, 1:, None])[:, :, 0]
     for number, ids in enumerate(tokens.tolist()):
         score = sum(token < 64 for token in ids[2:]) / 4
-        results = {"r0": ScoreResult(id="", valid=True, score=score)}
+        results = {"r0": ScoredResult(id="", valid=True, score=score)}
         known = [0.0, 0.0, *logprobs[number, 1:].tolist()]
         group.episodes.append(
             episode(

@@ -42,7 +42,7 @@ from rljob_trainer.feed.prompt_feed import PromptSource
 from rljob_trainer.gateway.server import ModelGateway
 from rljob_trainer.history.prometheus import PrometheusMetrics
 from rljob_trainer.history.tracking import build_trackers
-from rljob_trainer.outages.registry import Outages
+from rljob_trainer.outages import Outages
 from rljob_trainer.replicas.http import open_session
 from rljob_trainer.replicas.rollout_client import RolloutClient
 from rljob_trainer.rewards.groups import RequestBuilder, RewardClients

@@ -86,7 +86,7 @@ CHECKPOINT = "checkpoint"
 def build_models(_: int, folder: Path) -> None:
     """Write each case's checkpoint, and two versions as the trainer publishes them."""
     from rljob_trainer.policy.checkpoint_names import persistent_buffers, to_checkpoint
-    from rljob_trainer.policy.published import has_plain_matrices
+    from rljob_trainer.policy.policy import has_plain_matrices
     from rljob_trainer.weights.checksum import choose_unit, digest_tensors
 
     expected = {}

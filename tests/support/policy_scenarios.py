@@ -30,8 +30,7 @@ from rljob_trainer.policy import checkpoints, layout, sharding
 from rljob_trainer.policy.policy import Policy
 from rljob_trainer.policy.sharding import ShardingMode
 from rljob_trainer.ranks.results import UpdateCounts, scatter_facts, split_facts, summarize_update
-from rljob_trainer.run_folder.client import RemoteFolder
-from rljob_trainer.run_folder.location import EXPORT_PARTIAL
+from rljob_trainer.run_folder.client import EXPORT_PARTIAL, RemoteFolder
 from tests.support.micro_batches import plan_micro_batches
 from tests.support.rank_programs import run_on_ranks
 

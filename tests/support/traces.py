@@ -18,8 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rljob_api.tracing import spans
-from rljob_api.tracing.pipeline import build_provider
-from rljob_api.tracing.recording import OpenTelemetryRecorder
+from rljob_api.tracing.recording import OpenTelemetryRecorder, build_provider
 from tests.support.waiting import wait_for
 
 

@@ -1,6 +1,6 @@
 """The hashes of a weight file in memory. The product hashes chunks as it writes or receives them."""
 
-from rljob_trainer.weights.file_hash import CHUNK_BYTES, hash_chunk
+from rljob_trainer.weights.checksum import CHUNK_BYTES, hash_chunk
 
 
 def hash_chunks(data: memoryview) -> bytes:

@@ -11,8 +11,8 @@ from rljob_cli.run.summary import summary_lines
 from rljob_core.children import build_children
 from rljob_core.defaults import DEFAULTS
 from rljob_core.plan.validate import find_problems
-from rljob_inputs.memory.known_models import CONFIGS
 from rljob_inputs.memory.plan import ModelFacts, Question
+from rljob_inputs.memory.remedies import CONFIGS
 from rljob_inputs.memory.sharing import share_gpus
 from rljob_inputs.models.defaults import resolve_job
 from tests.paths import CHART, ROOT

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rljob_api.errors import RLJobError, UserError
 from rljob_api.wire import contract
-from rljob_trainer.run_folder.location import FILE_ID
+from rljob_trainer.run_folder.client import FILE_ID
 from rljob_trainer.run_folder.server import RunFileServer
 
 _HOST = "127.0.0.1"

@@ -139,7 +139,7 @@ def record_reward(reward: Span, name: str, result: ScoredResult) -> None:
     """Add a result, as the conventions' event and as attributes that searches find."""
     if not reward.traceparent:
         return
-    score, reason = result.score, _word(result.reason or result.failed_as)
+    score, reason = result.score, _word(result.cause)
     reward.set({_VALID: result.valid, _SCORE: score, _REASON: reason, "rljob.attempts": result.attempts})
     evaluation = {"gen_ai.evaluation.name": name, "gen_ai.evaluation.score.value": score, "error.type": reason}
     reward.add_event("gen_ai.evaluation.result", evaluation)
@@ -209,11 +209,15 @@ class MiniBatchSpans:
                 continue
             traced = [each for each in group.episodes if each.traceparent]
             self.episodes += [each.traceparent for each in traced]
-            self._open[group.index] = [self._begin(each) for each in traced]
-
-    def _begin(self, episode: Episode) -> Span:
-        attributes = {**self._attributes, "rljob.advantage": episode.advantage}
-        return span("train", attributes, parent=episode.traceparent, links=self._links)
+            self._open[group.index] = [
+                span(
+                    "train",
+                    {**self._attributes, "rljob.advantage": each.advantage},
+                    parent=each.traceparent,
+                    links=self._links,
+                )
+                for each in traced
+            ]
 
 
 def tracing_episodes(job: RLJob) -> AbstractContextManager[None]:

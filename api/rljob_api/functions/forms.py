@@ -160,16 +160,12 @@ def _plan_object(found: Class, spec: FunctionSpec, scope: str, known: Signatures
             "    def compute_score(response, ground_truth, **_):\n"
             f"        return scorer.{first}(response, ground_truth)"
         )
-    inherited = _find_base_form(found, spec, known)
+    allowed = (c for c in known.conventions if spec.signature in ("auto", c.name))
+    inherited = next((c for c in allowed if found.bases.intersection(c.bases)), None)
     call = plan_call(methods["__call__"]._replace(name=made), spec, scope, known, inherited)
     if found.constructor is not None and not call.convention.constructor_parameter:
         check_call(found.constructor._replace(name=name), spec.factory_args or {}, "function.factoryArgs")
     return MethodPlan(call)
-
-
-def _find_base_form(found: Class, spec: FunctionSpec, known: Signatures) -> Convention | None:
-    allowed = (c for c in known.conventions if spec.signature in ("auto", c.name))
-    return next((c for c in allowed if found.bases.intersection(c.bases)), None)
 
 
 def plan_call(

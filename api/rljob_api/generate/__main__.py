@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rljob_api.generate.crd import KINDS, build_chart_template, build_crd, build_manifest
-from rljob_api.generate.records import build_column_table, build_evaluation_table, build_step_table
+from rljob_api.generate.reference import build_column_table, build_evaluation_table, build_step_table
 
 _ROOT = Path(__file__).resolve().parents[3]
 

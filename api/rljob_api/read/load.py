@@ -19,8 +19,14 @@ from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.policy import RLJobPolicy
 from rljob_api.manifest.services.reward import RewardModel
 from rljob_api.read.documents import Document, Location, Problem, format_path, read_documents
-from rljob_api.read.field_types import placeholder, type_at
-from rljob_api.read.validation_messages import describe_choice, describe_error, find_intended_field, format_value
+from rljob_api.read.validation_messages import (
+    describe_choice,
+    describe_error,
+    find_intended_field,
+    format_value,
+    placeholder,
+    type_at,
+)
 from rljob_api.wire.contract import API_VERSION
 
 Manifest = RLJob | RewardModel

@@ -2,6 +2,8 @@
 
 They are the fields that an RLJob may never change (`manifest.immutable_fields`). So a job that is deleted and applied
 again resumes if they are equal, as one that is edited does. What a resume may change is recorded with the step.
+
+objects.json has which versions of the objects of s3:// sources a run reads, so that it resumes with the same ones.
 """
 
 from __future__ import annotations
@@ -167,3 +169,22 @@ def _compare(path: str, before: Any, now: Any) -> Iterator[Change]:
 
 def _show(value: Any) -> str:
     return "its default" if value is UNSET else clean_line(json.dumps(value, ensure_ascii=False), _MAX_VALUE_LENGTH)
+
+
+FILE_OBJECTS = "objects.json"
+
+
+class ObjectsRecord(Record):
+    """What the sources in object storage had when the run began."""
+
+    tags: dict[str, dict[str, str]] = {}
+    """By the field of the source, such as spec.data.train.source: the tag of each object, by its URL. The tag of S3 is
+    its ETag."""
+
+
+def read_objects(run_dir: Path) -> ObjectsRecord | None:
+    """Return the record of a run; None if it has none. Raise ValueError if it is damaged, and OSError."""
+    try:
+        return ObjectsRecord.model_validate_json((run_dir / FILE_OBJECTS).read_bytes())
+    except FileNotFoundError:
+        return None

@@ -2,13 +2,15 @@
 
 The docstrings document the columns. Texts that are not strings are JSON. Invariants: an invalid result has a reason and
 no score; an unknown value is null.
+
+The head serves those of the samples that were scored last, before the trajectory log has their step.
 """
 
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
-from rljob_api.run.base import Record
+from rljob_api.run.base import Count, Record
 
 FORMAT_KEY, FORMAT = "rljob.trajectories", "1"
 """In each file's metadata. Change FORMAT when a column is removed or changes its meaning."""
@@ -204,3 +206,14 @@ class RecordedRow(SampleRow):
 
 REPLAY_COLUMNS = tuple(name for name in RecordedRow.model_fields if name not in SampleRow.model_fields)
 """Most of a file's bytes, which a reader of samples leaves out."""
+
+
+class RecentSamples(Record):
+    """The last samples after a cursor. They have numbers: the last one has `next - 1`, the one before it `next - 2`."""
+
+    feed: str
+    """Id of the numbers: those of a head that was restarted start again."""
+    next: Count
+    """The cursor of the next request."""
+    samples: list[SampleRow] = []
+    """In the order in which they were scored. Long texts lack their middle; a conversation has its last answer."""

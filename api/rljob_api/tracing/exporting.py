@@ -39,8 +39,7 @@ def exporting(service: str, attributes: Mapping[str, str], *, ratio: float = 0.0
     `service`: service.name, unless OTEL_SERVICE_NAME names it. `attributes`: further ones of the process. `ratio`: the
     part of root spans that begin a recorded trace; what has a parent follows it."""
     try:
-        from rljob_api.tracing.pipeline import build_provider
-        from rljob_api.tracing.recording import OpenTelemetryRecorder
+        from rljob_api.tracing.recording import OpenTelemetryRecorder, build_provider
     except ImportError as error:
         log.warning("no traces: %s; install %s in the image", error, _EXTRA)
         yield

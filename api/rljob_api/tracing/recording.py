@@ -1,18 +1,27 @@
-"""Spans as OpenTelemetry's: their parents, times and ends. Imported only while tracing is on."""
+"""Spans as OpenTelemetry's: their parents, times and ends. Imported only while tracing is on.
+And
+OpenTelemetry's SDK as RLJob uses it: which traces are recorded, and what the spans of a process have in common.
+"""
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import Token
 from typing import Final, Self
 
 from opentelemetry import context, trace
-from opentelemetry.context.context import Context
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.sampling import ParentBased, Sampler, SamplingResult, TraceIdRatioBased
 from opentelemetry.trace import Link, SpanContext, SpanKind, StatusCode, TraceFlags
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-from opentelemetry.util.types import AttributeValue
+from opentelemetry.trace.span import TraceState
+from opentelemetry.util import types
 
-from rljob_api.tracing.spans import HEADER, NOT_RECORDED, Attributes, Kind, Span
+from rljob_api.tracing.spans import HEADER, NOT_RECORDED, STEP, Attributes, Kind, Span
 
 _PROPAGATOR: Final = TraceContextTextMapPropagator()
 _KINDS: Final = {"internal": SpanKind.INTERNAL, "client": SpanKind.CLIENT, "server": SpanKind.SERVER}
@@ -121,5 +130,40 @@ def _span_of(where: Context) -> SpanContext:
     return trace.get_current_span(where).get_span_context()
 
 
-def _known(attributes: Attributes) -> dict[str, AttributeValue]:
+def _known(attributes: Attributes) -> dict[str, types.AttributeValue]:
     return {name: value for name, value in attributes.items() if value is not None}
+
+
+def build_provider(
+    attributes: Mapping[str, str], ratio: float, queue_spans: int | None, processor: SpanProcessor | None = None
+) -> TracerProvider:
+    """`queue_spans`: that may wait for the collector; None: as the environment says. `processor`: instead of the one
+    that sends spans to the collector."""
+    own = {**attributes, **OTELResourceDetector().detect().attributes}
+    provider = TracerProvider(ParentBased(_Roots(ratio)), Resource.create(own), shutdown_on_exit=False)
+    provider.add_span_processor(processor or BatchSpanProcessor(OTLPSpanExporter(), max_queue_size=queue_spans))
+    return provider
+
+
+class _Roots(Sampler):
+    """All steps, and a part of the episodes."""
+
+    def __init__(self, ratio: float) -> None:
+        self._ratio = TraceIdRatioBased(ratio)
+        self._all = TraceIdRatioBased(1.0 if ratio else 0.0)
+
+    def should_sample(
+        self,
+        parent_context: Context | None,
+        trace_id: int,
+        name: str,
+        kind: SpanKind | None = None,
+        attributes: types.Attributes = None,
+        links: Sequence[Link] | None = None,
+        trace_state: TraceState | None = None,
+    ) -> SamplingResult:
+        sampler = self._all if name == STEP else self._ratio
+        return sampler.should_sample(parent_context, trace_id, name, kind, attributes, links, trace_state)
+
+    def get_description(self) -> str:
+        return f"EpisodeRoots{{{self._ratio.rate}}}"

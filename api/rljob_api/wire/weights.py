@@ -43,7 +43,7 @@ class WeightManifest(WeightVersion):
     num_bytes: int
     """Size of the file, or of all weights."""
     file_hash: str = ""
-    """Hash of the file, for integrity alone (see the trainer's weights.file_hash). Empty without a file."""
+    """Hash of the file, for integrity alone (see the trainer's weights.checksum). Empty without a file."""
     checksum: str
     """Digest of the parameters, independent of fusing and layout (see the trainer's weights.checksum)."""
     digest_unit: DigestUnit = "element"
@@ -127,3 +127,11 @@ class EnginesReport(Wire):
     """The same over the engines of served models; null without such models."""
     seconds: Seconds
     """Which the change took."""
+
+
+def parse_key(key: str) -> tuple[str, int]:
+    """Return generation and version. ValueError with what is wrong."""
+    generation, _, version = key.rpartition(":")
+    if not generation or not version.isdecimal():
+        raise ValueError(f"want must be GENERATION:VERSION, got {key!r}")
+    return generation, int(version)

@@ -10,7 +10,7 @@ import yaml
 
 from rljob_api.manifest.job import RLJob
 from rljob_api.quantity import show_bytes
-from rljob_inputs.memory import known_models
+from rljob_inputs.memory import remedies
 from rljob_inputs.memory.plan import ModelFacts, Question, plan_memory
 
 DEFAULT_MODEL = "hf://HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -19,7 +19,7 @@ _ASSUMED_BYTES = 16 * 2**30
 """Memory of a GPU that is not known."""
 _BFLOAT16_CAPABILITY = 8.0
 """Compute capability of Ampere. vLLM refuses bfloat16 on older GPUs."""
-LARGER_MODELS = {f"hf://Qwen/{name}-Instruct": known_models.CONFIGS[name] for name in ("Qwen2.5-1.5B", "Qwen2.5-0.5B")}
+LARGER_MODELS = {f"hf://Qwen/{name}-Instruct": remedies.CONFIGS[name] for name in ("Qwen2.5-1.5B", "Qwen2.5-0.5B")}
 """What a task whose model may be larger is tried with, in this order: by source, with config.json."""
 
 

@@ -12,9 +12,17 @@ from rljob_api.manifest.job import RLJob
 from rljob_api.quantity import show_bytes
 from rljob_cli.check.jobfile import Finding
 from rljob_cli.local.node.gpus import find_gpu_bytes, find_gpus
-from rljob_inputs.machine.installation import Extra, describe_installation, describe_tracker, find_missing, has_module
-from rljob_inputs.machine.vllm_builds import describe_builds, find_builds, run_on_cpus
-from rljob_inputs.memory.gpu_counts import count_gpus
+from rljob_inputs.machine.installation import (
+    Extra,
+    describe_builds,
+    describe_installation,
+    describe_tracker,
+    find_builds,
+    find_missing,
+    has_module,
+    run_on_cpus,
+)
+from rljob_inputs.memory.gpus import count_gpus
 from rljob_inputs.memory.parts import Need
 
 _EXPORT_BYTES_PER_PARAMETER = 2

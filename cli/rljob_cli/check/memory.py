@@ -17,7 +17,7 @@ from rljob_api.manifest.job import RLJob
 from rljob_api.quantity import show_bytes
 from rljob_cli.check.jobfile import Finding
 from rljob_cli.check.machine import Machine
-from rljob_inputs.memory.gpu_counts import count_all_gpus
+from rljob_inputs.memory.gpus import count_all_gpus
 from rljob_inputs.memory.parts import Need
 from rljob_inputs.memory.plan import ModelFacts, Question, plan_memory
 from rljob_inputs.memory.remedies import find_remedy

@@ -33,9 +33,7 @@ from rljob_core.plan.validate import find_child_problems, find_role_paths
 from rljob_core.pod_checks.origin import RolePath
 from rljob_inputs.machine.bounded import bounded
 from rljob_inputs.machine.installation import describe_installation
-from rljob_inputs.memory.changes import change_job
-from rljob_inputs.memory.gpu_counts import count_gpus
-from rljob_inputs.memory.gpus import NAMES, find_gpu_bytes
+from rljob_inputs.memory.gpus import NAMES, count_gpus, find_gpu_bytes
 from rljob_inputs.memory.parts import Moment, Need
 from rljob_inputs.memory.plan import (
     Question,
@@ -45,6 +43,7 @@ from rljob_inputs.memory.plan import (
     micro_batch_tokens,
     plan_memory,
 )
+from rljob_inputs.memory.remedies import change_job
 from rljob_inputs.memory.sharing import share_gpus
 from rljob_inputs.models.architectures import find_obstacles
 from rljob_inputs.models.defaults import FromModel

@@ -19,7 +19,7 @@ from rljob_inputs.data.columns import read_answer, read_prompt
 from rljob_inputs.data.conversations import ends_with_answer
 from rljob_inputs.data.files import list_splits
 from rljob_inputs.data.rows import Row, read_rows
-from rljob_inputs.errors import InputError
+from rljob_inputs.findings import InputError
 from rljob_inputs.machine.bounded import bounded
 
 _PROMPT_COLUMNS = ("prompt", "question", "problem", "messages", "conversations", "instruction", "input", "query")

@@ -16,7 +16,7 @@ from rljob_api.wire.scores import Rendered, ScoreRequest, WholeCompletion
 from rljob_cli.check.token_ids import encode_answer, read_tokenizer
 from rljob_inputs.data.prompts import build_prompt, render
 from rljob_inputs.data.rows import Row
-from rljob_inputs.errors import InputError
+from rljob_inputs.findings import InputError
 from rljob_inputs.models.tokenizer import LightTokenizer
 from rljob_inputs.prompts import Prompt
 from rljob_inputs.score_requests import Answer, Conversation, build_request, describe_turn

@@ -45,7 +45,7 @@ from rljob_inputs.data.conversations import are_messages
 from rljob_inputs.data.rows import read_rows
 from rljob_inputs.data.text_files import LINES, Values, read_text_file
 from rljob_inputs.machine.installation import require
-from rljob_inputs.memory.changes import change_job
+from rljob_inputs.memory.remedies import change_job
 
 TOKEN = "test-reward"
 _STOP_SECONDS = 3.0

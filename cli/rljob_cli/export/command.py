@@ -29,10 +29,10 @@ from rljob_cli.report.collect import name_run, read_job, read_summary
 from rljob_cli.run.runfolder import dump
 from rljob_cli.run.summary import build_serve_command
 from rljob_cli.trajectories.log import find_run
-from rljob_inputs.hub.repository import HubAccess, require_private, upload_model
+from rljob_inputs.hub import HubAccess, require_private, upload_model
 from rljob_inputs.machine.installation import find_device_extra, require
 from rljob_inputs.objects.access import is_object
-from rljob_inputs.objects.uploads import require_empty, upload_folder
+from rljob_inputs.objects.folder import require_empty, upload_folder
 
 FILE_CARD = "README.md"
 _MAX_ROWS = 12

@@ -20,7 +20,7 @@ from rljob_cli.run.summary import describe_uncounted
 from rljob_core.backend import Manifest
 from rljob_core.plan import conditions
 from rljob_core.plan.observed_job import extract_error_message, is_terminating, name_of
-from rljob_core.plan.progressing import NO_PROGRESS, WAITS_FOR_OUTAGE
+from rljob_core.plan.progress import NO_PROGRESS, WAITS_FOR_OUTAGE
 
 _ROLE_ORDER = ("head", "trainer", "rollout", "reward", "agent")
 _FINAL_PHASES = ("Succeeded", "Failed")

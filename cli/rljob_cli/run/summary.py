@@ -21,7 +21,7 @@ from rljob_api.run.comparisons import Figure
 from rljob_api.run.metrics import EvaluationRecord, Metrics, StepRecord
 from rljob_api.run.sessions import Session, total_restarts, total_seconds
 from rljob_api.run.summaries import DriverSummary, EvaluationSummary, RunSummary
-from rljob_inputs.models.adapters import EXPORTED_ADAPTER, MIN_MERGED_SHARE
+from rljob_inputs.models.config import EXPORTED_ADAPTER, MIN_MERGED_SHARE
 
 _COUNTED = {
     *("phase_seconds", "training_share", "lost_seconds", "samples_trained", "rewards_served", "invalid_by_reason"),

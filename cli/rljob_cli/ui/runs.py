@@ -24,8 +24,7 @@ from rljob_api.run.folder import (
     TRAJECTORIES,
 )
 from rljob_api.run.metrics import Metrics
-from rljob_api.run.recent import RecentSamples
-from rljob_api.run.trajectories import SampleRow
+from rljob_api.run.trajectories import RecentSamples, SampleRow
 from rljob_api.wire.contract import UrlPath
 from rljob_api.wire.driver_status import DriverStatus
 from rljob_api.wire.redaction import Redactor

@@ -15,7 +15,7 @@ import yaml
 from rljob_api import API_VERSION, __version__
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.job_spec import Service
-from rljob_api.read import scalars
+from rljob_api.read import documents
 from rljob_api.wire import contract
 from rljob_core.backend import Manifest, Owner
 from rljob_core.defaults import image_tag
@@ -151,7 +151,7 @@ class _Dumper(_BaseDumper):
 
 
 def _represent_str(dumper: Any, value: str) -> yaml.ScalarNode:
-    style = "|" if "\n" in value else None if scalars.is_text(value) else "'"
+    style = "|" if "\n" in value else None if documents.is_text(value) else "'"
     return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
 
 

@@ -28,10 +28,9 @@ from rljob_core.children.common import (
     service_name,
 )
 from rljob_core.children.configuration import RETRY_FIELDS, read_settings
-from rljob_core.children.env import build_env, build_field_env, build_grace_env, build_job_env
-from rljob_core.children.probes import build_probes
+from rljob_core.children.env import build_env, build_field_env, build_grace_env, build_job_env, build_tracing_env
+from rljob_core.children.pods import build_probes
 from rljob_core.children.start_model import locate_model
-from rljob_core.children.tracing import build_tracing_env
 from rljob_core.children.volumes import build_job_volumes
 from rljob_core.defaults import Defaults
 
@@ -95,7 +94,8 @@ def _build_parts(job: RLJob, token: str, defaults: Defaults, models: Mapping[str
         labels=build_selector(job, HEAD),
         config=read,
         config_at_start=kept if job.spec.trains else None,
-        ports=_build_ports(job),
+        ports={"ray": contract.PORT_RAY, "driver": contract.PORT_DRIVER, "run-files": contract.PORT_RUN_FILES}
+        | ({"gateway": contract.PORT_GATEWAY} if job.spec.agent.is_hosted else {}),
         env=build_job_env(job, run_dir=True)
         + build_grace_env(job.spec.head.template)
         + build_env(_build_env(job, models))
@@ -110,12 +110,6 @@ def _build_parts(job: RLJob, token: str, defaults: Defaults, models: Mapping[str
         annotations=pods.KEEP_ANNOTATIONS,
         restart_policy="Never",
     )
-
-
-def _build_ports(job: RLJob) -> dict[str, int]:
-    gateway = {"gateway": contract.PORT_GATEWAY} if job.spec.agent.is_hosted else {}
-    ports = {"ray": contract.PORT_RAY, "driver": contract.PORT_DRIVER, "run-files": contract.PORT_RUN_FILES}
-    return ports | gateway
 
 
 def _build_env(job: RLJob, models: Mapping[str, RewardModel]) -> dict[str, str]:

@@ -21,10 +21,10 @@ from rljob_api.manifest.sources import OBJECT_SCHEMES
 from rljob_api.wire.contract import PORT_DRIVER, PORT_GATEWAY, PORT_ROLLOUT, PORT_SANDBOX, PORT_SERVICE, PORT_WEIGHTS
 from rljob_core.backend import Manifest, Owner
 from rljob_core.children.common import AGENT, HEAD, REWARD, ROLLOUT, TRAINER, build_child, build_selector, child_name
+from rljob_core.children.env import list_tracing_urls
 from rljob_core.children.reward_refs import served_models
 from rljob_core.children.sandbox import find_sandbox_labels
 from rljob_core.children.service import HostedService, build_model_selector, find_services, hub_of, storage_of
-from rljob_core.children.tracing import list_tracing_urls
 from rljob_core.children.trainer import name_engine_ports
 
 LABEL_MONITORING = "rljob.dev/monitoring"

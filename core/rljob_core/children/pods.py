@@ -137,8 +137,8 @@ def _build_pod_template(owner: Owner, parts: PodParts) -> Manifest:
     template = merge(template, parts.spec.template, f"{parts.spec_path or f'spec.{parts.role}'}.template")
     # Selectors and the lifecycle depend on these: the user cannot change them.
     metadata = {name: (template["metadata"].get(name) or {}) | fields for name, fields in built.items()}
-    spec = _fill_resources(template["spec"], owner, parts) | {"restartPolicy": parts.restart_policy}
-    spec |= _restrict_containers(spec) | _tolerate_lost_nodes(spec, owner, parts.role)
+    spec = _complete_containers(template["spec"], owner, parts) | {"restartPolicy": parts.restart_policy}
+    spec |= _tolerate_lost_nodes(spec, owner, parts.role)
     spec = avoid_nodes(spec, find_avoided_nodes(owner, parts.role, parts.labels))
     return template | {"metadata": template["metadata"] | metadata, "spec": spec}
 
@@ -217,13 +217,8 @@ def build_settings(owner: Owner, defaults: Defaults) -> Manifest:
     return {name: value for name, value in fields.items() if value}
 
 
-def _restrict_containers(spec: Manifest) -> Manifest:
-    """The containers, also those of the template: none gets more than it asks for."""
-    lists = {name: spec[name] for name in ("containers", "initContainers") if spec.get(name)}
-    return {name: [_restrict(container) for container in containers] for name, containers in lists.items()}
-
-
 def _restrict(container: Manifest) -> Manifest:
+    """A container, also of the template, gets no more than it asks for."""
     own = container.get("securityContext") or {}
     if not isinstance(own, dict):
         return container  # the checks of Pod templates report it
@@ -231,9 +226,10 @@ def _restrict(container: Manifest) -> Manifest:
     return container if own.get("privileged") else container | {"securityContext": UNPRIVILEGED | own}
 
 
-def _fill_resources(spec: Manifest, owner: Owner, parts: PodParts) -> Manifest:
-    """The Pod's spec with the default requests and limits of the containers that RLJob builds. What the job says about
-    a resource, in `resources` or in the template, of the container or of the whole Pod, replaces both defaults."""
+def _complete_containers(spec: Manifest, owner: Owner, parts: PodParts) -> Manifest:
+    """The Pod's spec with restricted containers, and the default requests and limits of those that RLJob builds. What
+    the job says about a resource, in `resources` or in the template, of the container or of the whole Pod, replaces
+    both defaults."""
     defaults = parts.defaults.resources
     of_role = getattr(defaults, _resolve_role(parts.role))
     by_container = {parts.role: of_role, VLLM_CONTAINER: defaults.vllm}
@@ -242,7 +238,7 @@ def _fill_resources(spec: Manifest, owner: Owner, parts: PodParts) -> Manifest:
     lists = {name: spec[name] for name in ("containers", "initContainers") if spec.get(name)}
     whole = _as_mapping(spec.get("resources"))
     return spec | {
-        name: [_fill(container, by_container.get(str(container.get("name"))), whole) for container in containers]
+        name: [_restrict(_fill(each, by_container.get(str(each.get("name"))), whole)) for each in containers]
         for name, containers in lists.items()
     }
 
@@ -366,3 +362,44 @@ def avoided_by(spec: Manifest) -> list[str]:
     ]
     by_name = [each for each in expressions if (each["key"], each["operator"]) == (_HOSTNAME, "NotIn")]
     return sorted({node for each in by_name for node in each["values"]})
+
+
+_STARTUP_PERIOD_SECONDS = 5
+_HUNG_GRACE_SECONDS = 10
+_PATIENCE_SECONDS = 60
+"""For which a program may answer nothing before it is killed."""
+
+
+def build_probes(port_name: str, startup_seconds: int, failure_threshold: int = 2) -> Manifest:
+    """Readiness probes the program, liveness a path that is answered whenever its event loop runs: a rollout with old
+    weights, or a reward server with a full queue, is unready but alive, and a restart would make it worse. A port is no
+    sign of life: the kernel accepts connections of a stopped process. `failure_threshold`: of readiness."""
+    live = {"path": contract.UrlPath.LIVE.value, "port": port_name}
+    return {
+        "startupProbe": {
+            "tcpSocket": {"port": port_name},
+            "periodSeconds": _STARTUP_PERIOD_SECONDS,
+            "failureThreshold": startup_seconds // _STARTUP_PERIOD_SECONDS,
+        },
+        "livenessProbe": build_liveness({"httpGet": live}, _PATIENCE_SECONDS),
+        "readinessProbe": build_readiness(port_name) | {"failureThreshold": failure_threshold},
+    }
+
+
+def build_liveness(action: Manifest, patience_seconds: int, period_seconds: int = 10) -> Manifest:
+    """A program that answers nothing does not hear SIGTERM, so it gets little time to end."""
+    return action | {
+        "periodSeconds": period_seconds,
+        "timeoutSeconds": 5,
+        "failureThreshold": patience_seconds // period_seconds,
+        "terminationGracePeriodSeconds": _HUNG_GRACE_SECONDS,
+    }
+
+
+def build_readiness(port_name: str) -> Manifest:
+    return {
+        "httpGet": {"path": str(contract.UrlPath.READY), "port": port_name},
+        "periodSeconds": 5,
+        "timeoutSeconds": 3,
+        "failureThreshold": 2,
+    }

@@ -13,7 +13,7 @@ from rljob_core.children import pods
 from rljob_core.children.common import ROLLOUT, build_selector, child_name, digest
 from rljob_core.children.configuration import read_settings
 from rljob_core.children.env import build_job_env
-from rljob_core.children.probes import build_probes
+from rljob_core.children.pods import build_probes
 from rljob_core.children.start_model import locate_model
 from rljob_core.children.volumes import build_job_volumes
 from rljob_core.defaults import Defaults

@@ -12,7 +12,6 @@ from typing import Any
 
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.job_sections import HangDetection
-from rljob_api.manifest.job_spec import Service
 from rljob_api.manifest.pod_engines import find_ports
 from rljob_api.manifest.pod_settings import POD_SETTINGS
 from rljob_api.manifest.services.calls import CallService
@@ -33,9 +32,8 @@ from rljob_core.children.common import (
     service_name,
 )
 from rljob_core.children.configuration import read_settings
-from rljob_core.children.env import build_env, build_source_env, build_token_env
-from rljob_core.children.probes import build_probes
-from rljob_core.children.tracing import build_tracing_env, read_tracing
+from rljob_core.children.env import build_env, build_source_env, build_token_env, build_tracing_env, read_tracing
+from rljob_core.children.pods import build_probes
 from rljob_core.children.volumes import Volume
 from rljob_core.defaults import Defaults
 
@@ -111,7 +109,7 @@ def find_services(job: RLJob) -> list[HostedService]:
             selector=build_selector(job, role_of_service(service), service.settings.name),
             token_secret=child_name(job, "token"),
             role=role_of_service(service),
-            arguments=_build_arguments(service),
+            arguments=_SERVES[service.kind] + (("--framework", service.framework) if service.framework else ()),
             framework=service.framework,
             calls_policy=service.kind == "runner",
             sandbox=_with_pods(sandboxes.get(service.settings.name)) if service.kind == "tool" else None,
@@ -124,10 +122,6 @@ def find_services(job: RLJob) -> list[HostedService]:
 
 def _with_pods(sandbox: Sandbox | None) -> Sandbox | None:
     return sandbox if sandbox and sandbox.provider == "agentSandbox" else None
-
-
-def _build_arguments(service: Service) -> tuple[str, ...]:
-    return _SERVES[service.kind] + (("--framework", service.framework) if service.framework else ())
 
 
 def build_model_selector(name: str) -> dict[str, str]:

@@ -16,7 +16,7 @@ from rljob_api.wire.contract import ENV_HANG_DETECTION, ENV_SERVED_MODELS, ENV_V
 from rljob_core.backend import Manifest
 from rljob_core.children import pods
 from rljob_core.children.env import build_env, override_env
-from rljob_core.children.probes import build_liveness
+from rljob_core.children.pods import build_liveness
 from rljob_core.children.volumes import Volume, build_claim_volumes, build_home_volumes, build_shm_volume
 from rljob_core.defaults import Defaults
 

@@ -8,6 +8,11 @@ Children are applied in an order that leaves nothing half done: first the accoun
 Pods read or are protected by, and at the same time checks of the workloads that are new or whose Pods change: the
 Secrets and ConfigMaps that they need, and dry runs if none is missing. Then the workloads and the pools of sandboxes.
 Invariant: if anything is refused, none of these is created or changed.
+
+`StatusPace` delays a status in which only counts of starting Pods have changed. The Pods of a job are created, placed
+and started one after the other, and each step changes a count or a message. So such writes of one job wait for each
+other, the longer the more jobs start. Invariant: whatever else changes is written at once, such as a phase, a reason,
+or a restart; so is what has an event.
 """
 
 import asyncio
@@ -19,6 +24,7 @@ from typing import Any, NamedTuple
 
 from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.status import RLJobStatus
 from rljob_core.backend import (
     Backend,
     ChildKey,
@@ -39,12 +45,9 @@ from rljob_core.backend import (
     key_of,
 )
 from rljob_core.children import SANDBOX_POOL, WORKLOAD_KINDS
-from rljob_core.children.admitted import keep_admitted
-from rljob_core.children.difference import contains, stamp
+from rljob_core.children.difference import contains, keep_admitted, stamp
 from rljob_core.defaults import DEFAULTS, Defaults
-from rljob_core.loop.failures import REASON_STATUS_REFUSED, Attempt, FailureTracker, RefusedStatus, record_event
-from rljob_core.loop.refusals import Call
-from rljob_core.loop.status_pace import StatusPace
+from rljob_core.loop.failures import REASON_STATUS_REFUSED, Attempt, Call, FailureTracker, RefusedStatus, record_event
 from rljob_core.plan.built_children import Build, build_checked
 from rljob_core.plan.causes import Cause
 from rljob_core.plan.conditions import (
@@ -60,6 +63,60 @@ from rljob_core.plan.lifecycle import find_left_by_head, is_managed
 from rljob_core.plan.lost_nodes import describe_forced_deletion, describe_refused_deletion
 from rljob_core.plan.rejections import describe_pod_rejection, describe_refusal
 from rljob_core.plan.reward_model import plan_invalid_model, plan_rejected_model, plan_reward_model
+
+MIN_WAIT_SECONDS = 5.0
+"""Between two such writes of one job."""
+MAX_WAIT_SECONDS = 60.0
+MAX_WRITES_PER_SECOND = 10.0
+"""Limit of all jobs together, up to MAX_WAIT_SECONDS."""
+_STARTING = ("Pending", "Queued")
+
+
+class StatusPace:
+    """The last writes of jobs that start. The caller passes the times, in seconds of one clock."""
+
+    def __init__(self) -> None:
+        self._written: dict[Key, float] = {}
+        """Oldest first; only those of the last MAX_WAIT_SECONDS."""
+
+    def wait_seconds(self, key: Key, stored: OwnerStatus, wanted: Plan[Any], now: float) -> float:
+        """Return how long the wanted status must wait; 0: write it now.
+
+        What has an event does not wait: without its status, the next reconcile would record the event again."""
+        written = self._written.get(key)
+        if written is None or wanted.events or not _differ_in_counts(stored, wanted.status):
+            return 0.0
+        interval = min(MAX_WAIT_SECONDS, max(MIN_WAIT_SECONDS, len(self._written) / MAX_WRITES_PER_SECOND))
+        return max(0.0, written + interval - now)
+
+    def record(self, key: Key, stored: OwnerStatus, written: OwnerStatus, now: float) -> None:
+        """Record what replaces the stored status, if it differs."""
+        if written == stored:
+            return
+        self._written.pop(key, None)
+        while self._written and now - self._written[first := next(iter(self._written))] > MAX_WAIT_SECONDS:
+            del self._written[first]
+        if isinstance(written, RLJobStatus) and written.phase in _STARTING:
+            self._written[key] = now
+
+
+def _differ_in_counts(stored: OwnerStatus, wanted: OwnerStatus) -> bool:
+    """Whether two statuses of a job that starts differ, and in counts and messages alone."""
+    if not (isinstance(stored, RLJobStatus) and isinstance(wanted, RLJobStatus) and wanted.phase in _STARTING):
+        return False
+    return stored != wanted and _without_counts(stored) == _without_counts(wanted)
+
+
+def _without_counts(status: RLJobStatus) -> dict[str, Any]:
+    return dict(status) | {
+        "conditions": [dict(condition) | {"message": ""} for condition in status.conditions],
+        "roles": [dict(role) | {"ready": 0} for role in status.roles],
+        "rollout_replicas": 0,
+        "rollouts": "",
+        "rewards": "",
+        "progress": None,
+    }
+
 
 MISSING_RETRY_SECONDS = 15.0
 """How soon to look again for a missing Secret or ConfigMap: its creation causes no event that the operator watches."""

@@ -40,7 +40,11 @@ class BuiltChildren:
     def build(self, job: RLJob, token: str, defaults: Defaults, models: Mapping[str, RewardModel]) -> Built:
         """Return new objects, which the caller may keep."""
         job, models = _reduce_job(job), _reduce_models(job, models)
-        key = _digest_inputs(job, token, defaults, models)
+        digest = hashlib.sha256(token.encode())
+        for part in (defaults, job, *models.values()):
+            # What is not set has its default. Only what is set tells a value from the same default.
+            digest.update(b"\0" + part.model_dump_json(exclude_unset=True).encode())
+        key = digest.digest()
         packed = self._packed.pop(key, None)
         if packed is None:
             built = build_checked(job, token, defaults, models)
@@ -80,11 +84,3 @@ def _reduce_models(job: RLJob, models: Mapping[str, RewardModel]) -> dict[str, R
         metadata = ObjectMeta(name=model.metadata.name, namespace=model.metadata.namespace, uid=model.metadata.uid)
         reduced[name] = RewardModel(metadata=metadata, spec=model.spec)
     return reduced
-
-
-def _digest_inputs(job: RLJob, token: str, defaults: Defaults, models: Mapping[str, RewardModel]) -> bytes:
-    digest = hashlib.sha256(token.encode())
-    for part in (defaults, job, *models.values()):
-        # What is not set has its default. Only what is set tells a value from the same default.
-        digest.update(b"\0" + part.model_dump_json(exclude_unset=True).encode())
-    return digest.digest()

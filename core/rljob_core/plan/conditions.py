@@ -1,17 +1,41 @@
 """Conditions of jobs and RewardModels, and the phase and the events of a job that follow from them.
 
 Invariant: lastTransitionTime changes only with status. So equal observations give an equal status, and no write.
+
+Names of children may belong to other objects, so that they cannot be applied yet. Who deletes what is waited for:
+
+    a child of this object, or of an earlier one of its name --> the garbage collector, or the operator
+    without such an owner                                    --> the user: the message has the command
+
+The last are left by `kubectl delete --cascade=orphan`, or come from a backup. They may run Pods, and be in use,
+so the operator never deletes them.
+
+The generation of a spec that runs, although a later one was refused, is the observedGeneration of the condition
+Running of a job, and of Ready of a RewardModel, while it is True.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import Literal
+from typing import Literal, TypeVar
 
+from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.services.reward import RewardModelStatus
 from rljob_api.manifest.status import Condition, JobProgress, RLJobStatus, RoleStatus
 from rljob_api.phrases import list_some
+from rljob_api.wire.contract import LABEL_JOB, LABEL_REWARD_MODEL
 from rljob_api.wire.text import MAX_MESSAGE_LENGTH
-from rljob_core.backend import DRIVER_SILENT, DRIVER_UNREADABLE, Event, OwnerStatus
+from rljob_core.backend import (
+    DRIVER_SILENT,
+    DRIVER_UNREADABLE,
+    ChildKey,
+    Event,
+    Manifest,
+    ObservedState,
+    Owner,
+    OwnerStatus,
+)
 from rljob_core.children.common import HEAD
+from rljob_core.plan.observed_job import find_stale, is_owned, is_terminating
 
 QUEUED = "Queued"
 SUSPENDED = "Suspended"
@@ -255,3 +279,59 @@ def _progress_event_type(before: Condition | None, condition: Condition) -> Lite
         is_same = before is not None and before.status == "False" and before.message == condition.message
         return None if is_same else "Warning"
     return "Normal" if condition.status == "True" and before is not None and before.status == "False" else None
+
+
+_MAX_NAMED = 4
+
+
+def describe_blocked(owner: Owner, state: ObservedState, blocked: Sequence[ChildKey]) -> str:
+    """Return what a plan waits for, with the command for what is deleted by hand alone."""
+    stale = find_stale(owner, state)
+    left = [key for key in blocked if key not in stale and _is_left(owner, state.children.get(key))]
+    waiting = f"waits until an earlier {_list_names(blocked)} is deleted"
+    if not left:
+        return waiting
+    kinds = ",".join(sorted({key.kind.lower() for key in left}))
+    label = LABEL_JOB if isinstance(owner, RLJob) else LABEL_REWARD_MODEL
+    command = f"kubectl delete {kinds} -n {owner.metadata.namespace} -l {label}={owner.metadata.name}"
+    return f"{waiting}; nothing deletes {_list_names(left)}, since this {owner.kind} is not the owner: {command}"
+
+
+def _is_left(owner: Owner, child: Manifest | None) -> bool:
+    return child is not None and not is_owned(owner, child) and not is_terminating(child)
+
+
+def _list_names(keys: Sequence[ChildKey]) -> str:
+    return list_some([f"{kind} {name}" for kind, name in keys], _MAX_NAMED)
+
+
+_Status = TypeVar("_Status", RLJobStatus, RewardModelStatus, RLJobStatus | RewardModelStatus)
+
+
+def working_type(owner: Owner) -> str:
+    """The type of the condition that is True while Pods work."""
+    return RUNNING if isinstance(owner, RLJob) else READY
+
+
+def find_running_generation(owner: Owner) -> int:
+    """Return the generation whose Pods work; 0 if none do."""
+    condition = find(owner.status, working_type(owner))
+    return condition.observed_generation if condition and condition.status == "True" else 0
+
+
+def keep_running_generation(owner: Owner, status: _Status) -> _Status:
+    """Return `status` with the generation that runs instead of the one that was refused."""
+    running, type_ = find_running_generation(owner), working_type(owner)
+    kept = [
+        c.model_copy(update={"observed_generation": running}) if running and c.type == type_ else c
+        for c in status.conditions
+    ]
+    return status.model_copy(update={"conditions": kept})
+
+
+def describe_refused_change(owner: Owner, message: str) -> str:
+    """Return the message with the generation that it is about and the one that runs, if they differ."""
+    running, generation = find_running_generation(owner), owner.metadata.generation
+    if running in (0, generation):
+        return message
+    return f"generation {generation} is not applied: {message}; generation {running} stays"

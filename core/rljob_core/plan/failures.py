@@ -3,19 +3,28 @@
 Counts failures of RLJob's own containers, of the head's Pods, and of the ranks as the driver reports them. Deciding
 about the job is left to lifecycle. Invariants: a failure is counted once, also after a restart of the operator; the
 record is bounded; while it has room, it changes only with a new failure, so time alone writes nothing.
+
+The head's Job may be replaced, so that the next Pod starts without the delay of earlier failures: Kubernetes doubles
+the delay before a Job's next Pod with each failure in the Job's life, from 10 s to 10 minutes: only a new Job starts
+again. It is replaced when a head fails that finished a step, since that is no crash loop; or when the Job counts
+failures older than the window. What ends a job is head.backoffLimit, which no replacement touches. Invariants: a
+failure is in the status before its Pod is deleted with the Job; a Pod that may run is never deleted; each new Job
+needs a new failure that counts against backoffLimit.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Literal
 
 from rljob_api.manifest.roles import Role
 from rljob_api.manifest.status import MAX_FAILING_PODS, MAX_FAILURE_TIMES, FailureTime, PodFailures
-from rljob_core.backend import Manifest
+from rljob_core.backend import Event, Manifest
+from rljob_core.children import keep
 from rljob_core.children.common import HEAD, TRAINER
+from rljob_core.children.gang import keep_gang
 from rljob_core.plan import conditions, observed_job
-from rljob_core.plan.disruptions import find_disruption, is_lost, was_told_to_end
-from rljob_core.plan.observed_job import ObservedJob, RoleView
+from rljob_core.plan.observed_job import ObservedJob, RoleView, find_disruption, is_lost, name_of, was_told_to_end
 
 _NUM_SLOTS = 16
 """Above so many failures, their times are rounded to this part of the window."""
@@ -173,7 +182,7 @@ def _record(old: list[PodFailures], sources: list[_Source], window: _Window) -> 
     if not changed:
         return old
     current = {source.identity: source.is_driver for source in sources}
-    kept = [_prune(record, window) for record in records.values()]
+    kept = [record.model_copy(update={"times": window.add(record.times, [])}) for record in records.values()]
     return _bound([record for record in kept if record.times or (record.pod, record.created) in current], current)
 
 
@@ -223,10 +232,6 @@ def _has_failed(pod: Manifest) -> bool:
     return not is_lost(end) and end.get("exitCode") != 0
 
 
-def _prune(record: PodFailures, window: _Window) -> PodFailures:
-    return record.model_copy(update={"times": window.add(record.times, [])})
-
-
 def _bound(records: list[PodFailures], is_driver: Mapping[_Identity, bool]) -> list[PodFailures]:
     """The Pods with most failures, of equal ones the last that failed, by name. The driver's count stays: without it,
     all of its failures would look new. So do Pods whose failures have expired, if there is room."""
@@ -272,3 +277,59 @@ def _describe(termination: Manifest) -> str:
         return "ended before its container ran"
     reason = observed_job.extract_error_message(termination.get("message")) or termination.get("reason") or "no message"
     return f"exit code {termination['exitCode']}: {reason}"
+
+
+REASON = "HeadBackoffReset"
+"""Reason of the event."""
+_MAX_END_LENGTH = 700
+"""Characters of the last lines in the event, which has at most 1024."""
+Why = Literal["", "progress", "age"]
+_BECAUSE: dict[Why, str] = {
+    "progress": "the head has finished a step since its start",
+    "age": "the head's earlier failures are older than head.backoffWindowSeconds",
+}
+
+
+def why_reset(observed: ObservedJob, built: Manifest, failures: Failures, now: datetime) -> Why:
+    """Why the Job of a head that failed is replaced; empty: it is not. `built` is the Job as this operator builds it.
+    One of an earlier operator stays: its successor could not keep what runs."""
+    role, running = observed.roles[0], observed.head_job
+    if running is None or role.terminating or keep.is_outdated(keep.record_built(keep_gang(built, running)), running):
+        return ""
+    if any(pod.get("status", {}).get("phase") != "Failed" for pod in role.pods):
+        return ""
+    num, last = count_charged(role, failures[HEAD], now)
+    newest, num_failed = _find_newest(observed), int((running.get("status") or {}).get("failed") or 0)
+    if newest is None or last is None or last.pod != name_of(newest) or not num_failed:
+        return ""
+    return "progress" if _made_progress(observed, newest) else "age" if num_failed > num else ""
+
+
+def is_stored(observed: ObservedJob, failures: Failures) -> bool:
+    """Whether the status has all failures of the head."""
+    stored = next((role.failures for role in observed.job.status.roles if role.name == HEAD), [])
+    return stored == failures[HEAD]
+
+
+def reset_event(observed: ObservedJob, why: Why) -> Event:
+    """The failed Pods are deleted with their logs, so it has the end of the last one."""
+    message = (
+        f"{_BECAUSE[why]}: its Job is replaced, so that the next Pod starts without delay; failed Pods are deleted"
+    )
+    if (newest := _find_newest(observed)) is not None:
+        end = last_end(newest)
+        text = (end.get("message") or "").strip()[-_MAX_END_LENGTH:]
+        message += f"; the last one, {name_of(newest)}, ended with exit code {end.get('exitCode')}"
+        message += f": {text}" if text else ""
+    return Event("Normal", REASON, message)
+
+
+def _find_newest(observed: ObservedJob) -> Manifest | None:
+    heads = observed.roles[0].pods
+    return max(heads, key=lambda pod: str(pod["metadata"].get("creationTimestamp") or ""), default=None)
+
+
+def _made_progress(observed: ObservedJob, pod: Manifest) -> bool:
+    """Whether a step was counted since the Pod's container started: a first one, not one that was repeated."""
+    started, step = last_end(pod).get("startedAt"), observed.job.status.progress.last_step_time
+    return started is not None and step is not None and step > datetime.fromisoformat(str(started))

@@ -30,16 +30,14 @@ from rljob_core.plan.apply_scaling import is_autoscaled, scale_job, scaling_even
 from rljob_core.plan.avoided_nodes import avoidance_events, find_avoided
 from rljob_core.plan.built_children import Build, Built, build_checked
 from rljob_core.plan.causes import find_blocking_pods, find_causes
-from rljob_core.plan.evaluation import read_figures
-from rljob_core.plan.failures import Failures, count_failures
+from rljob_core.plan.failures import Failures, count_failures, is_stored, reset_event, why_reset
 from rljob_core.plan.gang import evaluate_gang
-from rljob_core.plan.head_backoff import is_stored, reset_event, why_reset
 from rljob_core.plan.lost_nodes import find_due_causes, find_forced_deletions, find_lost_pods
 from rljob_core.plan.observed_job import ObservedJob, find_owned_children, find_stale, has_condition, observe_job
 from rljob_core.plan.policy_defaults import apply_policy, choose_queue, mark_queue
 from rljob_core.plan.policy_limits import find_policy_problems
-from rljob_core.plan.progress import end_progress
-from rljob_core.plan.progressing import add_progressing
+from rljob_core.plan.progress import add_progressing, end_progress
+from rljob_core.plan.run_files import read_figures
 from rljob_core.plan.start_model import place_model
 from rljob_core.plan.validate import find_problems
 

@@ -1,7 +1,12 @@
-"""The status of a job: roles, progress and conditions, built once at the end of each plan. Pure."""
+"""The status of a job: roles, progress and conditions, built once at the end of each plan. Pure.
+
+The condition PoolsIsolated is whether roles that require separate nodes have them. A role requires it with
+nodePool.exclusive; two roles require it with different nodeSelectors.
+"""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from itertools import combinations
 from types import MappingProxyType
 
 from rljob_api.manifest.job import RLJob
@@ -10,16 +15,20 @@ from rljob_core.backend import ChildKey, Manifest
 from rljob_core.children.common import REWARD, ROLLOUT, build_selector
 from rljob_core.plan import conditions
 from rljob_core.plan.active_time import account
-from rljob_core.plan.applied_generation import describe_refused_change, keep_running_generation
-from rljob_core.plan.blocked_names import describe_blocked
 from rljob_core.plan.causes import Cause
-from rljob_core.plan.conditions import Reasons
+from rljob_core.plan.conditions import Reasons, describe_blocked, describe_refused_change, keep_running_generation
 from rljob_core.plan.failures import Failures
 from rljob_core.plan.gang import GangState
 from rljob_core.plan.lifecycle import has_been_running
 from rljob_core.plan.lost_nodes import BLOCKING_DELETION
-from rljob_core.plan.observed_job import ObservedJob, describe_waiting, driver_succeeded, find_images, find_pull_secrets
-from rljob_core.plan.pool_isolation import evaluate_isolation
+from rljob_core.plan.observed_job import (
+    ObservedJob,
+    RoleView,
+    describe_waiting,
+    driver_succeeded,
+    find_images,
+    find_pull_secrets,
+)
 from rljob_core.plan.progress import observe_progress
 from rljob_core.plan.reward_versions import MIXED, SETTLED, describe_mixed_rewards
 from rljob_core.plan.run_files import add_progress_lost
@@ -179,3 +188,42 @@ def _running_conditions(
         return {}, {conditions.RUNNING: (causes[0].reason if causes else "WaitingForPods", waiting)}
     reason = f"{short[0].kind.capitalize()}Restarting" if short else "HeadRestarting"
     return {conditions.RESTARTING: (reason, waiting)}, {conditions.RUNNING: (reason, waiting)}
+
+
+ISOLATED = "NodesNotShared"
+SHARED = "NodeShared"
+_MAX_NODES_NAMED = 3
+
+
+def evaluate_isolation(roles: tuple[RoleView, ...]) -> tuple[bool, str, str] | None:
+    """Whether it holds, reason and message; None if no role requires it, or no Pod of such roles has a node."""
+    pairs = [pair for pair in combinations(roles, 2) if _require_isolation(*pair)]
+    nodes = {role.name: _nodes(role) for role in roles}
+    if not any(nodes[role.name] for pair in pairs for role in pair):
+        return None
+    shared = sorted(
+        (node, first.name, second.name) for first, second in pairs for node in nodes[first.name] & nodes[second.name]
+    )
+    if not shared:
+        return True, ISOLATED, "no two roles that require separate nodes share one"
+    named = [f"node {node} runs both {first} and {second}" for node, first, second in shared[:_MAX_NODES_NAMED]]
+    more = [f"and {len(shared) - _MAX_NODES_NAMED} more"] if len(shared) > _MAX_NODES_NAMED else []
+    remedy = "; give the roles' nodePool.nodeSelector labels that no node has both of, or set nodePool.exclusive"
+    return False, SHARED, "; ".join(named + more) + remedy
+
+
+def _require_isolation(first: RoleView, second: RoleView) -> bool:
+    if first.kind == second.kind:
+        return False  # exclusive excludes other roles, not replicas of the same role
+    pools = first.spec.node_pool, second.spec.node_pool
+    selectors = [pool.node_selector for pool in pools]
+    return any(pool.exclusive for pool in pools) or (all(selectors) and selectors[0] != selectors[1])
+
+
+def _nodes(role: RoleView) -> set[str]:
+    return {
+        node
+        for pod in role.pods
+        if (node := pod.get("spec", {}).get("nodeName"))
+        and pod.get("status", {}).get("phase") not in ("Succeeded", "Failed")
+    }

@@ -2,24 +2,29 @@
 
 Interprets Kubernetes statuses and decides nothing. Invariants: objects of an earlier job with the same name never
 count. A child is stale only if such a job is its controller; other objects with that name belong to another owner.
+
+Some ends of Pods and containers are not their own failure: evictions, lost nodes, refusals by the node, a signal. What
+is not known to be the cluster's doing counts as a failure, so a new reason is noticed. The tests name the source of
+each reason.
 """
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from rljob_api import API_VERSION
+from rljob_api import API_VERSION, foreign_texts
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.roles import Role
 from rljob_api.manifest.services.calls import CallService
 from rljob_api.manifest.services.reward import Reward
 from rljob_api.manifest.status import MAX_IMAGE_LENGTH, MAX_PULL_SECRETS
-from rljob_api.wire.contract import LABEL_MANAGED_BY, LABEL_ROLE, MANAGED_BY
+from rljob_api.wire.contract import LABEL_MANAGED_BY, LABEL_ROLE, MANAGED_BY, ExitCode
 from rljob_api.wire.termination import ERROR_PREFIX
 from rljob_api.wire.text import clean_text
 from rljob_core.backend import ChildKey, Manifest, ObservedState, Owner
 from rljob_core.children.common import (
     ANNOTATION_JOB_UID,
+    DISRUPTION_CONDITIONS,
     HEAD,
     ROLLOUT,
     SERVING,
@@ -317,3 +322,53 @@ def _last_exception(lines: list[str]) -> list[str]:
         return []
     first = found[-1]
     return lines[first : first + 1] + [line for line in lines[first + 1 : first + 2] if line.startswith(" ")]
+
+
+_POD_REASONS = frozenset(
+    {
+        # Killed by the kubelet or the node controller.
+        "Evicted", "NodeLost", "NodeShutdown", "Preempting", "Shutdown", "Terminated",
+        # Refused by the kubelet, because the node changed after the scheduler had chosen it.
+        "InvalidNodeInfo", "NodeAffinity", "NodeName", "NodePorts", "TaintToleration", "TopologyAffinityError",
+        "UnexpectedAdmissionError", "UnexpectedPredicateFailureType", "UnknownReason",
+    }
+)  # fmt: skip
+"""Values of status.reason of a Pod that failed before, or without, a failure of its containers."""
+_NO_RESOURCES_PREFIX = "OutOf"
+"""Prefix of status.reason: OutOfcpu, OutOfmemory, OutOfpods, OutOfnvidia.com/gpu."""
+_EXIT_OF_SIGTERM = 128 + 15
+_CONTAINER_REASONS = ("ContainerStatusUnknown", "Unknown")
+"""Reasons of a container whose end was not observed, as when its node rebooted: set by the kubelet and by
+containerd."""
+
+
+def find_disruption(pod: Manifest) -> str:
+    """Who ended the Pod, or is about to: 'EvictionByEvictionAPI', 'OutOfcpu'. Empty: only its containers."""
+    status = pod.get("status") or {}
+    reason = str(status.get("reason") or "")
+    if exceeded_own_limit(pod):
+        return ""
+    for type_ in DISRUPTION_CONDITIONS:
+        if has_condition(pod, type_):
+            return str(find_condition(pod, type_).get("reason") or type_)
+    is_disrupted = reason in _POD_REASONS or reason.startswith(_NO_RESOURCES_PREFIX)
+    return reason if status.get("phase") == "Failed" and is_disrupted else ""
+
+
+def exceeded_own_limit(pod: Manifest) -> str:
+    """The kubelet's message, if it evicted the Pod because that used more disk than its limits allow; else empty."""
+    status = pod.get("status") or {}
+    message = str(status.get("message") or "")
+    return message.strip() if status.get("reason") == "Evicted" and foreign_texts.OVER_OWN_DISK.search(message) else ""
+
+
+def is_lost(termination: Manifest) -> bool:
+    """Whether the end of the container was not observed."""
+    return termination.get("reason") in _CONTAINER_REASONS
+
+
+def was_told_to_end(termination: Manifest, container: str) -> bool:
+    """Whether a program that serves until it is terminated got SIGTERM. RLJob's own exit with 0 then, and at no other
+    time. vLLM's does so, too, when its engine has died. A probe that failed ends as SIGKILL if the program hangs."""
+    code = termination.get("exitCode")
+    return code == _EXIT_OF_SIGTERM or (code == int(ExitCode.SUCCEEDED) and container != VLLM_CONTAINER)

@@ -28,7 +28,7 @@ from rljob_core.children.gang import LABEL_KUEUE_QUEUE
 from rljob_core.children.sandbox import count_episodes
 from rljob_core.defaults import Defaults
 from rljob_core.plan import conditions
-from rljob_core.plan.applied_generation import find_running_generation
+from rljob_core.plan.conditions import find_running_generation
 from rljob_core.plan.lifecycle import has_been_running
 from rljob_core.plan.validate import find_role_paths
 from rljob_core.pod_checks.origin import RolePath, find_origin
@@ -172,7 +172,7 @@ def find_violations(
     found = [
         *_check_replicas(owner, limits),
         *_check_gpus(pods, limits),
-        *_check_images(pods, limits, _find_own_images(defaults)),
+        *_check_images(pods, limits, {defaults.trainer_image, defaults.reward_image, *defaults.python_images.values()}),
         *_check_nodes(pods, limits),
         *_check_queue(owner, pods, limits),
         *_check_priorities(pods, limits, defaults.priority_class_name),
@@ -245,10 +245,6 @@ def _count_gpus(pods: _Pods, devices: Collection[str]) -> int:
         for name, amount in requests.items()
         if amount.isdigit() and "/" in name and name not in devices and not _NATIVE.search(name)
     )
-
-
-def _find_own_images(defaults: Defaults) -> set[str]:
-    return {defaults.trainer_image, defaults.reward_image, *defaults.python_images.values()}
 
 
 def _check_images(pods: list[_Pods], limits: PolicyLimits, own: set[str]) -> Iterator[_Problem]:

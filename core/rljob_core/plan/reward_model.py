@@ -24,9 +24,8 @@ from rljob_core.defaults import DEFAULTS, Defaults
 from rljob_core.plan import conditions, validate
 from rljob_core.plan.apply_scaling import scale_model
 from rljob_core.plan.autoscale import derive_scaling_events, is_recent
-from rljob_core.plan.blocked_names import describe_blocked
 from rljob_core.plan.causes import Cause, find_model_causes
-from rljob_core.plan.conditions import Reason
+from rljob_core.plan.conditions import Reason, describe_blocked
 from rljob_core.plan.job import BLOCKED_RETRY_SECONDS, new_random_token
 from rljob_core.plan.observed_job import (
     RoleView,

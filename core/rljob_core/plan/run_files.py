@@ -2,15 +2,20 @@
 
 Without a claim, or a copy in object storage, they are in the head's Pod alone. Invariant: steps are never lost without
 a condition and an event that name the number of steps and the field to set.
+
+The results of a job that only evaluates are in the termination message of the head's Pod. The Pod may be gone, or of
+an image that writes something else: then the run's files alone have the results.
 """
 
+from pydantic import TypeAdapter, ValidationError
+
 from rljob_api.manifest.job import RLJob
-from rljob_api.manifest.status import RLJobStatus
+from rljob_api.manifest.status import MAX_FIGURES, EvaluationFigure, RLJobStatus
+from rljob_api.wire.termination import RESULT_PREFIX
 from rljob_core.backend import Event
 from rljob_core.plan import conditions
 from rljob_core.plan.conditions import Reasons
-from rljob_core.plan.evaluation import describe_figures, read_figures
-from rljob_core.plan.observed_job import ObservedJob
+from rljob_core.plan.observed_job import ObservedJob, container_statuses
 
 FIELD = "spec.checkpoint.persistentVolumeClaim"
 _EITHER = f"{FIELD} or spec.checkpoint.storage"
@@ -79,3 +84,30 @@ def describe_suspension(observed: ObservedJob) -> str:
     if keeps_files(observed) or not step:
         return message
     return f"spec.suspend is true; its {step} steps were lost, because {FIELD} is not set; resumed, it starts at step 0"
+
+
+_FIGURES = TypeAdapter(list[EvaluationFigure])
+
+
+def read_figures(observed: ObservedJob) -> list[EvaluationFigure]:
+    """Return the results of the head's Pod that succeeded; empty for a job that trains, and if they are unknown."""
+    if observed.job.spec.trains:
+        return []
+    for pod in observed.roles[0].pods:
+        for status in container_statuses(pod):
+            message = ((status.get("state") or {}).get("terminated") or {}).get("message") or ""
+            if message.startswith(RESULT_PREFIX):
+                try:
+                    return _FIGURES.validate_json(message.removeprefix(RESULT_PREFIX))[:MAX_FIGURES]
+                except ValidationError:
+                    return []
+    return []
+
+
+def describe_figures(figures: list[EvaluationFigure]) -> str:
+    """`eval: accuracy 0.412`; empty without any."""
+    sets: dict[str, list[str]] = {}
+    for figure in figures:
+        value = "unknown" if figure.value is None else f"{figure.value:.3f}"
+        sets.setdefault(figure.set, []).append(f"{figure.name} {value}")
+    return "; ".join(f"{name}: {', '.join(values)}" for name, values in sets.items())

@@ -13,7 +13,7 @@ from rljob_api.wire.base import Message
 from rljob_inputs.data.conversations import are_messages, ends_with_answer, is_sharegpt, read_messages, split_answer
 from rljob_inputs.data.rows import Row
 from rljob_inputs.data.text_files import Values
-from rljob_inputs.errors import InputError
+from rljob_inputs.findings import InputError
 
 _FIELD = re.compile(r"\{\{|\}\}|\{([A-Za-z_]\w*)\}")
 _MAX_LISTED = 20

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rljob_api.wire.base import Message
-from rljob_inputs.errors import InputError
+from rljob_inputs.findings import InputError
 
 _ANSWERING = "assistant"
 

@@ -15,7 +15,7 @@ from typing import TypeVar
 from rljob_api.errors import UserError
 from rljob_api.phrases import did_you_mean
 from rljob_inputs.data.text_files import BROKEN, COMPRESSED, LINES, Values, open_data, read_text_file
-from rljob_inputs.errors import first_line
+from rljob_inputs.findings import first_line
 
 _File = TypeVar("_File", bound=PurePath)
 _BATCH_ROWS = 1_000

@@ -18,9 +18,8 @@ from rljob_api.wire.base import Message
 from rljob_inputs.data.columns import fill_template, read_answer, read_prompt
 from rljob_inputs.data.lengths import PromptLimit, measure
 from rljob_inputs.data.rows import Row, read_rows, split_field
-from rljob_inputs.errors import InputError
-from rljob_inputs.findings import LengthTable, describe_all_too_long
-from rljob_inputs.hub.repository import HubAccess
+from rljob_inputs.findings import InputError, LengthTable, describe_all_too_long
+from rljob_inputs.hub import HubAccess
 from rljob_inputs.prompts import Prompt
 
 _BATCH_PROMPTS = 1_000

@@ -18,8 +18,8 @@ from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.job_sections import DataSource
 from rljob_inputs.data.files import choose_files, find_files, has_saved, read_file
 from rljob_inputs.data.text_files import Values
-from rljob_inputs.errors import InputError, first_line
-from rljob_inputs.hub.repository import HubAccess, Repository, at_source, find_repository, offline_mode
+from rljob_inputs.findings import InputError, first_line
+from rljob_inputs.hub import HubAccess, Repository, at_source, find_repository, offline_mode
 from rljob_inputs.machine.bounded import reading
 from rljob_inputs.objects.access import ObjectAccess, is_object
 from rljob_inputs.objects.copies import Copy, open_copy

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from rljob_api.errors import UserError
-from rljob_inputs.errors import first_line
+from rljob_inputs.findings import first_line
 
 Values = dict[str, Any]
 LINES = ".jsonl"

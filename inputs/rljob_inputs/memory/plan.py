@@ -29,10 +29,8 @@ from rljob_inputs.memory.trainer import (
     plan_publish,
     plan_rank,
 )
-from rljob_inputs.models.adapters import publishes_adapter
 from rljob_inputs.models.architectures import text_config
-from rljob_inputs.models.config import Config, find_context_length
-from rljob_inputs.models.logits import find_logit_transform
+from rljob_inputs.models.config import Config, find_context_length, find_logit_transform, publishes_adapter
 
 _DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 _TAKES_MASKS = ("auto", "packed", "sdpa", "eager")

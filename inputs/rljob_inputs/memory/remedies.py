@@ -3,17 +3,18 @@
 Changes are tried in the order of what they cost the user, and of each the largest value first: memory that nothing
 needs, speed, LoRA instead of all weights, offload, and at last another model; for rollouts more GPUs, shorter texts and
 another model. The first one that fits is the remedy. Invariant: no remedy takes the GPU from another need that has it.
+
+To say which size of a model fits, it has the shapes of one family from 0.5B to 32B, as their config.json has them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import ValidationError
 
-from rljob_inputs.memory import known_models
-from rljob_inputs.memory.changes import change_job
-from rljob_inputs.memory.gpu_counts import count_all_gpus
+from rljob_api.manifest.job import RLJob
+from rljob_inputs.memory.gpus import count_all_gpus
 from rljob_inputs.memory.parts import Need
 from rljob_inputs.memory.plan import (
     ModelFacts,
@@ -25,6 +26,33 @@ from rljob_inputs.memory.plan import (
 )
 from rljob_inputs.memory.recomputation import find_stronger
 from rljob_inputs.memory.roles import GENERATE
+
+
+def _qwen(hidden: int, layers: int, heads: int, key_heads: int, intermediate: int, *, is_tied: bool) -> dict[str, Any]:
+    return {
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "max_position_embeddings": 32768,
+        "num_attention_heads": heads,
+        "num_hidden_layers": layers,
+        "num_key_value_heads": key_heads,
+        "tie_word_embeddings": is_tied,
+        "vocab_size": 151936 if is_tied else 152064,
+    }
+
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "Qwen2.5-32B": _qwen(5120, 64, 40, 8, 27648, is_tied=False),
+    "Qwen2.5-14B": _qwen(5120, 48, 40, 8, 13824, is_tied=False),
+    "Qwen2.5-7B": _qwen(3584, 28, 28, 4, 18944, is_tied=False),
+    "Qwen2.5-3B": _qwen(2048, 36, 16, 2, 11008, is_tied=True),
+    "Qwen2.5-1.5B": _qwen(1536, 28, 12, 2, 8960, is_tied=True),
+    "Qwen2.5-0.5B": _qwen(896, 24, 14, 2, 4864, is_tied=True),
+}
+"""By name, the largest first."""
+
 
 SHARE = "rollout.gpuMemoryUtilization"
 _SHARES = tuple(percent / 100 for percent in range(90, 15, -5))
@@ -55,7 +83,7 @@ def find_remedy(question: Question, need: Need) -> Remedy | None:
         if num_bytes := _try(question, need, fields):
             return Remedy(fields, num_bytes)
     source, shape = question.spec.model.source, question.shape
-    for name, config in known_models.CONFIGS.items():
+    for name, config in CONFIGS.items():
         other = ModelFacts(config)
         assert other.shape is not None
         if shape is None or other.shape.num_parameters < shape.num_parameters:
@@ -109,3 +137,25 @@ def _try(question: Question, need: Need, fields: dict[str, Any]) -> int | None:
         return None
     found = after[need.role, need.resource]
     return found.num_bytes if found.fits else None
+
+
+def change_job(job: RLJob, fields: Mapping[str, Any], removed: Collection[str] = ()) -> RLJob:
+    """Return the job with these fields, and without `removed` ones, which get their defaults. Raise ValidationError if
+    a rule forbids it. Paths are those within spec, such as trainer.gradientCheckpointing or rewards[0].model.dtype."""
+    data = job.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    for path in (*fields, *removed):
+        *parents, leaf = path.split(".")
+        section = data["spec"]
+        for name, index in map(_split_index, parents):
+            section = section.setdefault(name, {}) if index is None else section[name][index]
+        if path in fields:
+            section[leaf] = fields[path]
+        else:
+            section.pop(leaf, None)
+    return RLJob.model_validate(data)
+
+
+def _split_index(part: str) -> tuple[str, int | None]:
+    """Return name and index: rewards[0] -> rewards, 0."""
+    name, _, index = part.removesuffix("]").partition("[")
+    return name, int(index) if index else None

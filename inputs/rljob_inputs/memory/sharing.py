@@ -11,11 +11,10 @@ from rljob_api.manifest.base import Spec
 from rljob_api.manifest.job import RLJob, RLJobSpec
 from rljob_api.manifest.schedule import ALTERNATING
 from rljob_api.manifest.services.models import ServedModel
-from rljob_inputs.memory.changes import change_job
-from rljob_inputs.memory.gpu_counts import count_all_gpus
+from rljob_inputs.memory.gpus import count_all_gpus
 from rljob_inputs.memory.parts import Need
 from rljob_inputs.memory.plan import Question, plan_memory
-from rljob_inputs.memory.remedies import SHARE, find_remedy
+from rljob_inputs.memory.remedies import SHARE, change_job, find_remedy
 
 _PLACEMENT = {"rollout.placement": "trainer"}
 _OF_OWN_PODS = ("replicas", "image", "resources", "node_pool")

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from rljob_api.errors import UserError
-from rljob_inputs.errors import InputError
-from rljob_inputs.hub.repository import HubAccess, at_source, find_repository, repository_name
+from rljob_inputs.findings import InputError
+from rljob_inputs.hub import HubAccess, at_source, find_repository, repository_name
 from rljob_inputs.machine.bounded import reading
 from rljob_inputs.objects.access import is_object
 from rljob_inputs.objects.copies import Copy, Report, open_copy

@@ -12,8 +12,8 @@ from typing import Any
 from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.sources import ChatTemplate
-from rljob_inputs.errors import InputError
-from rljob_inputs.hub.repository import HubAccess, at_source
+from rljob_inputs.findings import InputError
+from rljob_inputs.hub import HubAccess, at_source
 from rljob_inputs.models.chat_template import TemplateSource
 from rljob_inputs.models.config import find_context_length, overrides_length
 from rljob_inputs.models.defaults import FromModel, OwnSettings, resolve

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from rljob_api.errors import RLJobError, TransientError, UserError
 from rljob_api.wire.redaction import Redactor
-from rljob_inputs.errors import first_line
+from rljob_inputs.findings import first_line
 from rljob_inputs.objects.access import ObjectAccess, split_url
 
 _CREDENTIALS = "set spec.objectStorage.secretRef, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY for a run here"

@@ -1,23 +1,27 @@
 """Files below a URL of object storage, by name: reads, writes and deletes single ones.
 
-Leaves to callers which file is written last. Invariants: a file under its name is whole, as storages write objects; an
-error of this machine's disk is an OSError, and one of the storage is of `errors`.
+Of single files, callers choose which is written last. Invariants: a file under its name is whole, as storages write
+objects; an error of this machine's disk is an OSError, and one of the storage is of `errors`.
+
+Of a folder that becomes objects, the file by which readers recognize a complete one is written last.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rljob_api.errors import UserError
 from rljob_inputs.objects.access import ObjectAccess, open_client
+from rljob_inputs.objects.copies import Report
 from rljob_inputs.objects.errors import MissingObjectError, explain, find_disk_error
-from rljob_inputs.objects.listing import ObjectFacts
-from rljob_inputs.objects.progress import Count, count_bytes
+from rljob_inputs.objects.listing import ObjectFacts, has_objects
+from rljob_inputs.objects.progress import Count, Progress, count_bytes, describe_bytes
 
 
 class TransferEndedError(Exception):
@@ -111,3 +115,37 @@ class ObjectFolder:
             if disk := find_disk_error(error):
                 raise disk from error
             raise explain(error, f"{self.url}/{name}".rstrip("/"), right, self.access) from error
+
+
+log = logging.getLogger(__name__)
+
+
+def require_empty(url: str, access: ObjectAccess) -> None:
+    """Raise UserError if there are objects below a URL, and as `list_objects` if they cannot be listed."""
+    if has_objects(url, access):
+        raise UserError(f"{url}: exists; choose a new prefix")
+
+
+def upload_folder(
+    folder: Path,
+    url: str,
+    access: ObjectAccess,
+    *,
+    last: Sequence[str] = (),
+    report: Report = log.info,
+    wrote: Report = lambda name: None,
+) -> None:
+    """Write all files of a folder below a URL; those that are named in `last` after all others, in this order. `wrote`
+    is called with the name of each when it is there.
+
+    Raise RefusedObjectError if the credentials may not write, and StorageAwayError if the storage does not answer."""
+    files = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    order = [*(name for name in files if name not in last), *(name for name in last if name in files)]
+    total = sum(path.stat().st_size for path in files.values())
+    what = f"uploads {url}"
+    report(f"{what}: {len(files)} files, {describe_bytes(total)}")
+    progress = Progress(what, total, report)
+    objects = ObjectFolder(url.rstrip("/"), access)
+    for name in order:
+        objects.upload(files[name], name, progress.add)
+        wrote(name)

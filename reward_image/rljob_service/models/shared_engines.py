@@ -13,8 +13,7 @@ import os
 import aiohttp
 
 from rljob_api.wire.contract import ENV_TOKEN, ENV_VLLM_ENGINES, UrlPath
-from rljob_api.wire.discovery import resolve
-from rljob_api.wire.ports import listening_port
+from rljob_api.wire.discovery import listening_port, resolve
 from rljob_service.models.vllm_sidecar import answers
 
 logger = logging.getLogger(__name__)

@@ -23,8 +23,7 @@ from dataclasses import dataclass
 from rljob_service.pool import process_marks
 from rljob_service.worker.sandbox import seccomp
 from rljob_service.worker.sandbox.private_folders import TEMPORARY
-from rljob_service.worker.sandbox.seccomp import BLOCKED_ERRNO
-from rljob_service.worker.sandbox.syscall_numbers import numbers
+from rljob_service.worker.sandbox.seccomp import BLOCKED_ERRNO, numbers
 
 _FAMILY = struct.Struct("=H")
 

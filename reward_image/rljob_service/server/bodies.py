@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from rljob_api.wire.base import Lane
 from rljob_api.wire.scores import GroupRequest
-from rljob_service.kinds.base import Request, RequestType, describe_errors
+from rljob_service.kinds import Request, RequestType, describe_errors
 
 _MAX_ID_CHARACTERS = 256
 

@@ -15,7 +15,7 @@ from pydantic_core import to_json
 from rljob_api.wire.base import Lane
 from rljob_api.wire.calls import CallRequest
 from rljob_api.wire.scores import GroupRequest
-from rljob_service.kinds.base import Request, RequestType
+from rljob_service.kinds import Request, RequestType
 from rljob_service.results import CallReply, ExecutionResult, Reply, SampleReply
 from rljob_service.server.traces import NO_SPANS
 from rljob_service.slots import Kill

@@ -29,7 +29,7 @@ from rljob_api.errors import RLJobError
 from rljob_api.manifest.services.models import JudgeReward, UserModel
 from rljob_api.wire.base import InvalidReason
 from rljob_api.wire.scores import ScoreRequest, ScoreResult
-from rljob_service.kinds.base import Request
+from rljob_service.kinds import Request
 from rljob_service.pool.pool import WorkerPool
 from rljob_service.results import ExecutionResult, failure
 from rljob_service.server.bodies import Unscorable

@@ -25,8 +25,7 @@ import psutil
 from rljob_api.errors import TransientError
 from rljob_api.wire import contract
 from rljob_service.http.server import HttpServer, Request
-from rljob_service.kinds import ENDPOINTS
-from rljob_service.kinds.base import Endpoint
+from rljob_service.kinds import ENDPOINTS, Endpoint
 from rljob_service.results import StartupReport
 from rljob_service.server import bodies
 from rljob_service.server import metrics as metrics_module

@@ -17,8 +17,7 @@ from rljob_api.manifest.services.function import PythonFunction
 from rljob_api.manifest.services.reward import FunctionReward, Reward
 from rljob_api.read.unknown_fields import drop_unknown_fields
 from rljob_api.wire.contract import FILE_FUNCTION
-from rljob_service.kinds import KINDS
-from rljob_service.kinds.base import Kind, Model, describe_errors
+from rljob_service.kinds import KINDS, Kind, Model, describe_errors
 from rljob_service.worker.settings import SCORE, SCORE_NEUTRAL_FIELDS, FunctionSettings
 
 _NEUTRAL_FIELDS_OF_MODEL = (

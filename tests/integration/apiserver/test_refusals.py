@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rljob_core.kube.client import MERGE_PATCH, ApiError
-from rljob_core.loop import failures, refusals, workqueue
+from rljob_core.loop import failures, workqueue
 from rljob_core.plan import validate
 from rljob_operator.kube import preflight
 from tests.integration.apiserver.manifests import put_all, smallest
@@ -24,8 +24,8 @@ Make = Callable[[OperatorHarness], Awaitable[Callable[[], Awaitable[Any]]]]
 @pytest.fixture(autouse=True)
 def fast_retries(monkeypatch):
     monkeypatch.setattr(preflight, "VERDICT_SECONDS", 0.2)
-    monkeypatch.setattr(refusals, "FIRST_RETRY_SECONDS", 0.2)
-    monkeypatch.setattr(refusals, "MAX_RETRY_SECONDS", 1.0)
+    monkeypatch.setattr(failures, "FIRST_RETRY_SECONDS", 0.2)
+    monkeypatch.setattr(failures, "MAX_RETRY_SECONDS", 1.0)
     monkeypatch.setattr(failures, "REPORT_AFTER_SECONDS", 0.3)
     monkeypatch.setattr(workqueue, "MAX_BACKOFF_SECONDS", 1.0)
 

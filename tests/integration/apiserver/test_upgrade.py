@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rljob_cluster.control_plane.control_plane import ControlPlane
-from rljob_core.children import head, probes
+from rljob_core.children import head, pods
 from rljob_core.children.difference import contains
 from rljob_core.defaults import DEFAULTS
 from rljob_core.kube.client import SSA, ApiError, connect
@@ -52,7 +52,7 @@ async def upgrade(harness: OperatorHarness, monkeypatch: pytest.MonkeyPatch) -> 
     harness.tasks.clear()
     harness.apis.clear()
     monkeypatch.setattr(head, "_STARTUP_SECONDS", 605)
-    monkeypatch.setattr(probes, "build_readiness", lambda port: {"tcpSocket": {"port": port}, "periodSeconds": 7})
+    monkeypatch.setattr(pods, "build_readiness", lambda port: {"tcpSocket": {"port": port}, "periodSeconds": 7})
     recorder = WriteRecorder()
     await harness.start(recorder, resync_seconds=0.4, defaults=NEWER)
     await harness.wait_for_resyncs()

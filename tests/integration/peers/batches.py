@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 
 from rljob_api.manifest.job import RLJobSpec
-from rljob_api.wire.scores import ScoreResult
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.algorithms.base import EpisodeRewards, LossInputs
 from rljob_trainer.algorithms.losses import update_loss
 from rljob_trainer.algorithms.registry import build_algorithm
 from rljob_trainer.algorithms.rows import build_rows, denominator, episode_rewards
-from rljob_trainer.episodes.types import Episode, Group, Segment, Turn
+from rljob_trainer.episodes.types import Episode, Group, ScoredResult, Segment, Turn
 
 LENGTH = 9
 """rollout.sampling.maxTokens, and the number of columns."""
@@ -180,7 +179,7 @@ def _build_groups(batch: Batch) -> list[Group]:
                 [1] * (length + 1), [0, *[1] * length], [0.0, *batch.rollout[i, :length].tolist()],
                 [-1, *[0] * length], [-1, *[0] * length],
             )  # fmt: skip
-            results = {"r0": ScoreResult(id="x", valid=True, score=score)}
+            results = {"r0": ScoredResult(id="x", valid=True, score=score)}
             group.episodes.append(Episode(number, number, i, [segment], [Turn("")], score=score, results=results))
         groups.append(group)
     invalid = Segment([1, 1], [0, 1], [0.0, -1.0], [-1, 0], [-1, 0])

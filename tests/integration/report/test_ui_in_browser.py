@@ -15,7 +15,7 @@ from playwright.sync_api import Page, expect
 
 from rljob_api.run.folder import trajectory_file
 from rljob_api.run.metrics import append_records
-from rljob_api.run.recent import RecentSamples
+from rljob_api.run.trajectories import RecentSamples
 from rljob_api.wire.driver_status import DriverStatus
 from rljob_cli.run.endpoint import Endpoint, remove_endpoint, write_endpoint
 from rljob_inputs.prompts import Prompt

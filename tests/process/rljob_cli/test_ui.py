@@ -18,8 +18,7 @@ from aiohttp.test_utils import TestServer
 
 from rljob_api.run.folder import trajectory_file
 from rljob_api.run.metrics import append_records
-from rljob_api.run.recent import RecentSamples
-from rljob_api.run.trajectories import ResultRow
+from rljob_api.run.trajectories import RecentSamples, ResultRow
 from rljob_api.wire.driver_status import DriverStatus
 from rljob_cli.run.endpoint import Endpoint, write_endpoint
 from rljob_inputs.prompts import Prompt

@@ -4,11 +4,11 @@ from collections.abc import Callable
 from typing import Protocol
 
 from rljob_api.manifest.agent import Agent
-from rljob_trainer.agents.base import AgentLoop, EpisodeRunner, Gateway, Services
+from rljob_trainer.agents.base import AgentLoop, EpisodeRunner, EpisodeTask, Gateway, Services, describe_length
 from rljob_trainer.agents.hosted import HostedLoop
 from rljob_trainer.agents.loop import ConversationLoop
-from rljob_trainer.agents.single_turn import SingleTurn
 from rljob_trainer.conversation.template import ChatTemplate
+from rljob_trainer.episodes.types import Episode, EpisodeEnd, PromptTooLongError, prompt_segment, single_turn
 
 __all__ = ["AgentLoop", "ConversationLoop", "HostedLoop", "build_agent"]
 
@@ -34,3 +34,15 @@ def build_agent(
         assert template is not None
         return ConversationLoop(spec, services, template, context_length, away)
     return SingleTurn()
+
+
+class SingleTurn:
+    async def run(self, task: EpisodeTask) -> list[Episode]:
+        prompt = task.prompt
+        try:
+            completion = await task.generate(prompt.token_ids)
+        except PromptTooLongError as error:
+            episode = Episode(prompt.index, task.group, task.sample, [prompt_segment(prompt)], end=EpisodeEnd.FAILED)
+            episode.failure = describe_length(error)
+            return [episode]
+        return [single_turn(prompt, task.group, task.sample, completion)]

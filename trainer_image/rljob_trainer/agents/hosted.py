@@ -34,7 +34,7 @@ from rljob_trainer.episodes.types import (
     has_own_reward,
     prompt_segment,
 )
-from rljob_trainer.outages.registry import deadline
+from rljob_trainer.outages import deadline
 
 REASON_NO_TURNS = "no_turns"
 _RUNNER_PATH = "spec.agent.runner"

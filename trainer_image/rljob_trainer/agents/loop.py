@@ -37,7 +37,7 @@ from rljob_trainer.episodes.types import (
     Turn,
     prompt_segment,
 )
-from rljob_trainer.outages.registry import deadline
+from rljob_trainer.outages import deadline
 
 _MAX_LISTED_FUNCTIONS = 20
 

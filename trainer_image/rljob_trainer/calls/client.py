@@ -39,7 +39,7 @@ from rljob_api.wire.scores import Part
 from rljob_trainer import traces
 from rljob_trainer.agents.base import EpisodeMessage, ToolSet
 from rljob_trainer.concurrency import end_tasks
-from rljob_trainer.outages.registry import PAUSES, Dependency, Outages, double
+from rljob_trainer.outages import PAUSES, Dependency, Outages, double
 from rljob_trainer.replicas.pool import ReplicaLease
 from rljob_trainer.services.client import ServiceClient
 from rljob_trainer.services.demand import ServiceLoad

@@ -10,10 +10,9 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import ProcessException, spawn
 
 from rljob_api.errors import RLJobError
-from rljob_inputs.machine.installation import Extra, describe_installation
+from rljob_inputs.machine.installation import PACKAGES, Extra, describe_builds, describe_installation, run_on_cpus
 from rljob_inputs.machine.nvidia import read_driver_version
-from rljob_inputs.machine.vllm_builds import PACKAGES, describe_builds, run_on_cpus
-from rljob_trainer.devices.choose import explain_missing_gpu, read_cuda_facts
+from rljob_trainer.devices import explain_missing_gpu, read_cuda_facts
 from rljob_trainer.doctor.report import Check
 from rljob_trainer.failures.devices import find_line
 from rljob_trainer.history.versions import find_versions

@@ -1,16 +1,60 @@
 """What is due between two steps: changes of the schedule, evaluations and checkpoints.
 
-Invariant: only a state of the history is saved; an evaluation that has ended is recorded before the next one starts.
+`Cadence` says when, and is pure. Invariants: only a state of the history is saved; an evaluation that has ended is
+recorded before the next one starts; the last step is evaluated and saved, wherever the schedule's steps, which may
+change at any time, put it.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rljob_trainer.driver.cadence import Cadence
+from rljob_api.manifest.evaluation import HeldOutSet
+from rljob_api.manifest.job import RLJobSpec
+from rljob_api.manifest.schedule import Schedule
 from rljob_trainer.driver.checkpointer import Checkpointer
 from rljob_trainer.driver.evaluation import EvalLane
 from rljob_trainer.driver.ledger import Ledger
+
+
+@dataclass
+class Cadence:
+    """`checkpoint_every`: spec.checkpoint.everySteps."""
+
+    schedule: Schedule
+    """As it is now."""
+    held_out: Sequence[HeldOutSet]
+    checkpoint_every: int
+
+    def update(self, read: RLJobSpec) -> str:
+        """Take the fields of `read` that may change while the job runs. Return what they are now, or an empty text if
+        none has changed."""
+        new, every = read.schedule, read.checkpoint.every_steps
+        mutable = {"steps": new.steps, "max_steps_without_signal": new.max_steps_without_signal}
+        before = self.schedule, self.checkpoint_every
+        self.schedule, self.checkpoint_every = self.schedule.model_copy(update=mutable), every
+        shown = {**mutable, "checkpoint_every": every}
+        is_same = (self.schedule, every) == before
+        return "" if is_same else ", ".join(f"{name} is {value}" for name, value in shown.items())
+
+    def is_over(self, step: int) -> bool:
+        """Whether no step follows after `step` finished ones."""
+        return step >= self.schedule.steps
+
+    def list_due_sets(self, step: int, evaluated_at: Mapping[str, int]) -> list[str]:
+        """Return the names of the sets to evaluate. `evaluated_at`: finished steps at their last evaluations."""
+        return [
+            each.name
+            for each in self.held_out
+            if evaluated_at.get(each.name) != step
+            and (each.at_start if step == 0 else self._is_due(each.every_steps, step))
+        ]
+
+    def checkpoint_is_due(self, step: int) -> bool:
+        return step > 0 and self._is_due(self.checkpoint_every, step)
+
+    def _is_due(self, every: int, step: int) -> bool:
+        return self.is_over(step) or (every > 0 and step % every == 0)
 
 
 def _set_event() -> asyncio.Event:

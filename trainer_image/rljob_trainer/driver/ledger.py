@@ -31,7 +31,7 @@ from rljob_api.run.metrics import (
 from rljob_api.run.summaries import BestStep, DeliveryCounts, DriverSummary, format_summary
 from rljob_api.wire.driver_status import AgentStatus, BusyShares, ScheduleStatus, TrainerChoices
 from rljob_api.wire.weights import EnginesReport, RolloutWeights, WeightManifest
-from rljob_inputs.models.adapters import EXPORTED_ADAPTER, MIN_MERGED_SHARE
+from rljob_inputs.models.config import EXPORTED_ADAPTER, MIN_MERGED_SHARE
 from rljob_trainer.algorithms.base import AlgorithmCode
 from rljob_trainer.driver.checkpointer import CheckpointSeconds
 from rljob_trainer.driver.evaluation import EvaluationResult

@@ -19,13 +19,12 @@ from itertools import islice
 from typing import Any
 
 from rljob_api.manifest.status import RewardProblem
-from rljob_api.run.recent import RecentSamples
-from rljob_api.run.trajectories import SampleRow
+from rljob_api.run.trajectories import RecentSamples, SampleRow
 from rljob_api.wire.base import InvalidReason, Lane
 from rljob_api.wire.driver_status import FIELD_CHECKPOINT, MAX_PROBLEM_LENGTH, MAX_PROBLEMS, DriverProblem
 from rljob_api.wire.text import clean_line
 from rljob_trainer.driver.status import StatusBoard
-from rljob_trainer.episodes.types import Episode, Group, failed_as
+from rljob_trainer.episodes.types import Episode, Group
 from rljob_trainer.history.prometheus import PrometheusMetrics
 from rljob_trainer.history.tracking import Trackers
 from rljob_trainer.history.trajectory_log import Decode, describe_result, describe_scored, to_text
@@ -76,7 +75,7 @@ def _problems_of(episode: Episode) -> Iterator[tuple[str, str, str]]:
     for failure in (*([episode.failure] if episode.failure else []), *episode.sandbox_failures):
         yield failure.path, failure.reason, failure.message
     for name, result in episode.results.items():
-        if cause := result.reason or failed_as(result):
+        if cause := result.cause:
             yield name, str(cause), result.message
 
 

@@ -24,8 +24,7 @@ from rljob_api.wire.driver_status import DriverStatus, HungPart, LearningReason
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.algorithms.registry import build_algorithm
 from rljob_trainer.concurrency import run_in_thread, run_with_watcher
-from rljob_trainer.driver.between_steps import BetweenSteps
-from rljob_trainer.driver.cadence import Cadence
+from rljob_trainer.driver.between_steps import BetweenSteps, Cadence
 from rljob_trainer.driver.checkpointer import Checkpointer, CheckpointSeconds, Exporter
 from rljob_trainer.driver.collection import CollectionPlan, Collector
 from rljob_trainer.driver.evaluation import EvalLane, HeldOut
@@ -49,7 +48,7 @@ from rljob_trainer.history.disk import RunDisk
 from rljob_trainer.history.run_state import resume, set_aside
 from rljob_trainer.liveness.judge import Pace
 from rljob_trainer.mirror.mirror import Mirror
-from rljob_trainer.outages.registry import OutageError, Outages
+from rljob_trainer.outages import OutageError, Outages
 from rljob_trainer.replicas.engines import TrainerEngines
 from rljob_trainer.run_folder.file_facts import Checkpoint, DamagedCheckpointError
 from rljob_trainer.services.demand import Forecaster

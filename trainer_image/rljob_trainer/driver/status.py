@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator
 
 from rljob_api.wire.driver_status import DriverStatus
 from rljob_api.wire.weights import WeightManifest
-from rljob_trainer.outages.registry import Outages
+from rljob_trainer.outages import Outages
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ Each text has the numbers of its step: log it when the text before it was empty.
 from collections.abc import Sequence
 
 from rljob_api.run.metrics import StepRecord
-from rljob_inputs.models.adapters import MIN_MERGED_SHARE
+from rljob_inputs.models.config import MIN_MERGED_SHARE
 from rljob_trainer.algorithms.base import Settings
 
 NUM_STEPS = 3

@@ -155,7 +155,10 @@ class TrainLane:
         tickets: Sequence[Ticket] = ()
         try:
             async with asyncio.timeout(wait_seconds) as waiting:
-                while not (tickets := self._take_tickets(limit)):
+                while True:
+                    self._raise_failure()
+                    if tickets := self.schedule.take(self._dispatcher, limit):
+                        break
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
@@ -173,10 +176,6 @@ class TrainLane:
             await self._changed.wait()
         if self._rescores_early:
             await self._rescore([each for each in self._running.values() if each.task.done()])
-
-    def _take_tickets(self, limit: int) -> Sequence[Ticket]:
-        self._raise_failure()
-        return self.schedule.take(self._dispatcher, limit)
 
     def _raise_failure(self) -> None:
         """Raise why a group failed, if one has."""

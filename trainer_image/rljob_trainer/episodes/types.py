@@ -64,10 +64,10 @@ class ScoredResult(ScoreResult):
     failed_as: InvalidReason | None = None
     """Why it failed, if failurePolicy.scores gave it its score. `message` says more."""
 
-
-def failed_as(result: ScoreResult) -> InvalidReason | None:
-    """Return why a result failed that has a score nevertheless."""
-    return result.failed_as if isinstance(result, ScoredResult) else None
+    @property
+    def cause(self) -> InvalidReason | None:
+        """Why it failed, whether it has a score or not."""
+        return self.reason or self.failed_as
 
 
 _DTYPES = {
@@ -238,7 +238,7 @@ class Episode:
     turns: list[Turn] = field(default_factory=list)
     generation: str = ""
     """Generation of the weights that sampled it."""
-    results: dict[str, ScoreResult] = field(default_factory=dict)
+    results: dict[str, ScoredResult] = field(default_factory=dict)
     """By reward name."""
     own_reward: float | None = None
     """What the environment or the program gave the whole episode, unweighted. None: nothing."""

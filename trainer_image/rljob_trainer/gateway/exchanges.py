@@ -141,7 +141,9 @@ class Exchanges:
         """A client has the answer, or has left."""
         exchange.num_clients -= 1
         if exchange.is_delivered:
-            self._drop_delivered()
+            delivered = [each for each in self._exchanges if each.is_delivered and not each.num_clients]
+            dropped = delivered[: max(0, len(delivered) - _MAX_DELIVERED)]
+            self._exchanges = [each for each in self._exchanges if each not in dropped]
         elif not exchange.num_clients and not exchange.has_failed and exchange.closed is None:
             loop = asyncio.get_running_loop()
             exchange.timer = loop.call_later(self._retry_seconds, self._drop, exchange)
@@ -155,11 +157,6 @@ class Exchanges:
     def _drop(self, exchange: Exchange) -> None:
         exchange.cancel(RequestError(410, "dropped", "the client left, and did not try again in time"))
         self._exchanges = [each for each in self._exchanges if each is not exchange]
-
-    def _drop_delivered(self) -> None:
-        delivered = [each for each in self._exchanges if each.is_delivered and not each.num_clients]
-        dropped = delivered[: max(0, len(delivered) - _MAX_DELIVERED)]
-        self._exchanges = [each for each in self._exchanges if each not in dropped]
 
 
 def _retrieve(task: asyncio.Task[Sampled]) -> None:

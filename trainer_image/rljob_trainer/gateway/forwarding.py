@@ -15,7 +15,7 @@ from rljob_api.errors import UserError
 from rljob_api.manifest.agent import OtherModel
 from rljob_api.wire.contract import ENV_MODEL_API_KEY
 from rljob_trainer.gateway.types import RequestError
-from rljob_trainer.outages.registry import FIRST_ANSWER_SECONDS, Dependency, Outages, hide_secrets
+from rljob_trainer.outages import FIRST_ANSWER_SECONDS, Dependency, Outages, hide_secrets
 
 _SENT: Final = ("Accept", "anthropic-beta", "anthropic-version", "openai-beta")
 """Headers of a request that the endpoint gets, besides the key and the type of the body."""

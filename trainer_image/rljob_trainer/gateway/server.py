@@ -28,7 +28,7 @@ from aiohttp import web
 from rljob_api.errors import UserError
 from rljob_api.manifest.agent import Agent
 from rljob_api.wire.contract import HEADER_SESSION, PORT_GATEWAY
-from rljob_api.wire.ports import listening_port
+from rljob_api.wire.discovery import listening_port
 from rljob_trainer.agents.base import EpisodeTask, OpenEpisode
 from rljob_trainer.conversation.template import ChatTemplate
 from rljob_trainer.gateway.attempt import Attempt, Policy
@@ -42,7 +42,7 @@ from rljob_trainer.gateway.exchanges import RETRY_SECONDS, Exchange, Sampled
 from rljob_trainer.gateway.forwarding import OtherModels
 from rljob_trainer.gateway.rewards import read_posted
 from rljob_trainer.gateway.types import Dialect, ModelRequest, RequestError
-from rljob_trainer.outages.registry import Dependency
+from rljob_trainer.outages import Dependency
 
 log = logging.getLogger(__name__)
 

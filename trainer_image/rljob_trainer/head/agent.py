@@ -16,7 +16,7 @@ from rljob_trainer.conversation.template import ChatTemplate
 from rljob_trainer.gateway.forwarding import read_api_keys
 from rljob_trainer.gateway.server import ModelGateway
 from rljob_trainer.history.prometheus import PrometheusMetrics
-from rljob_trainer.outages.registry import Dependency, Outages
+from rljob_trainer.outages import Dependency, Outages
 
 
 @dataclass(frozen=True)

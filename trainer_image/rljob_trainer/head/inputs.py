@@ -36,9 +36,8 @@ from rljob_api.wire.contract import MAX_ROWS_OF_PAGE
 from rljob_api.wire.driver_status import DriverStatus
 from rljob_inputs.data.lengths import find_limit
 from rljob_inputs.data.prompts import PromptSet, load_prompts
-from rljob_inputs.errors import InputError
-from rljob_inputs.findings import describe_lengths
-from rljob_inputs.hub.repository import HubAccess
+from rljob_inputs.findings import InputError, describe_lengths
+from rljob_inputs.hub import HubAccess
 from rljob_inputs.models.files import place_model
 from rljob_inputs.models.own_settings import ModelSettings
 from rljob_inputs.objects.errors import StorageAwayError
@@ -51,7 +50,7 @@ from rljob_trainer.failures.configuration import ErrorFacts, SourceAwayError, is
 from rljob_trainer.feed.prompt_feed import PromptSource
 from rljob_trainer.head.environment import Environment
 from rljob_trainer.history.disk import RunDisk, rename_durably, write_durably
-from rljob_trainer.outages.registry import Outages, name_storage, wait_out
+from rljob_trainer.outages import Outages, name_storage, wait_out
 from rljob_trainer.replicas.http import open_session
 from rljob_trainer.written_tokenizer import load_written_tokenizer
 

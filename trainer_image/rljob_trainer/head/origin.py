@@ -30,16 +30,24 @@ from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.immutable_fields import read_resume_fields
 from rljob_api.phrases import list_some
 from rljob_api.run.folder import last_checkpoint
-from rljob_api.run.objects import FILE_OBJECTS, ObjectsRecord, read_objects
-from rljob_api.run.origin import FILE_ORIGIN, Change, Origin, build_origin, read_origin
+from rljob_api.run.origin import (
+    FILE_OBJECTS,
+    FILE_ORIGIN,
+    Change,
+    ObjectsRecord,
+    Origin,
+    build_origin,
+    read_objects,
+    read_origin,
+)
 from rljob_api.run.start_model import FILE_PIN, Pin, choose_export, describe_missing, find_exports, read_pin
-from rljob_inputs.errors import InputError
+from rljob_inputs.findings import InputError
 from rljob_inputs.objects.access import ObjectAccess, is_object, pin
 from rljob_inputs.objects.listing import Listing, list_objects
 from rljob_trainer.head.environment import Environment
 from rljob_trainer.history.disk import RunDisk, write_durably
-from rljob_trainer.outages.registry import Outages, wait_out
-from rljob_trainer.run_folder.location import EXPORT_PARTIAL
+from rljob_trainer.outages import Outages, wait_out
+from rljob_trainer.run_folder.client import EXPORT_PARTIAL
 
 _FIELD = "spec.model.source"
 

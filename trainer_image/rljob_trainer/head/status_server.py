@@ -16,8 +16,8 @@ from pydantic import ValidationError
 
 from rljob_api.errors import UserError
 from rljob_api.wire.contract import ENV_TOKEN, PORT_DRIVER, UrlPath
+from rljob_api.wire.discovery import listening_port
 from rljob_api.wire.driver_status import HungPart
-from rljob_api.wire.ports import listening_port
 from rljob_api.wire.weights import PullReport
 from rljob_trainer.driver.reports import RecentSampleLog
 from rljob_trainer.driver.status import StatusBoard

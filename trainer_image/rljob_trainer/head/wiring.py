@@ -1,6 +1,10 @@
 """The head's components, built and wired: status server, data, clients, Ray head, and the driver.
 
 Errors that only the user can fix are detected before the trainers start.
+
+The trainer of a job that only evaluates has no ranks, and its weights are those of spec.model, which the rollouts load
+themselves. So the driver runs a job of no steps, whose one evaluation is that before the first step. Whatever would
+change weights or write them is a mistake of the driver.
 """
 
 import asyncio
@@ -12,23 +16,28 @@ from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, cast
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.pod_engines import find_engines
+from rljob_api.manifest.status import EvaluationFigure
+from rljob_api.run.comparisons import list_figures
+from rljob_api.run.folder import FILE_METRICS
+from rljob_api.run.metrics import read_metrics
 from rljob_api.wire.contract import ENV_TOKEN, ExitCode
+from rljob_api.wire.driver_status import TrainerChoices
 from rljob_api.wire.termination import end_program, leave_result
-from rljob_inputs.hub.repository import HubAccess
+from rljob_api.wire.weights import OWN_WEIGHTS, WeightManifest
+from rljob_inputs.hub import HubAccess
 from rljob_inputs.memory.object_store import head_store_bytes
 from rljob_inputs.models.own_settings import ModelSettings, load_model_settings
 from rljob_inputs.objects.folder import ObjectFolder
 from rljob_trainer.calls.client import AgentServices
 from rljob_trainer.concurrency import run_with_watcher, wait_forever
 from rljob_trainer.driver.collection import Collector
-from rljob_trainer.driver.fixed_model import as_evaluation, read_figures, start_fixed
 from rljob_trainer.driver.model_check import ModelCheck
-from rljob_trainer.driver.ports import StartTrainer
+from rljob_trainer.driver.ports import StartTrainer, Trainer
 from rljob_trainer.driver.reports import RecentSampleLog, Reports
 from rljob_trainer.driver.role_clock import ROLE_OF_SERVICE, RoleClock
 from rljob_trainer.driver.run import Datasets, Driver, DriverParts
@@ -48,7 +57,7 @@ from rljob_trainer.history.tracking import build_trackers
 from rljob_trainer.liveness.judge import Pace
 from rljob_trainer.mirror.mirror import Mirror
 from rljob_trainer.mirror.owner import Ownership
-from rljob_trainer.outages.registry import Outages
+from rljob_trainer.outages import Outages
 from rljob_trainer.ranks.group import TrainerGroup, connect, disconnect
 from rljob_trainer.ranks.ray_head import RayHead
 from rljob_trainer.replicas.engines import TrainerEngines
@@ -56,9 +65,56 @@ from rljob_trainer.replicas.http import open_session
 from rljob_trainer.replicas.pull_reports import PullReports
 from rljob_trainer.replicas.rollout_client import RolloutClient
 from rljob_trainer.rewards.groups import RequestBuilder, RewardClients
-from rljob_trainer.run_folder.location import read_run_id
+from rljob_trainer.run_folder.client import read_run_id
+from rljob_trainer.run_folder.file_facts import Checkpoint
 from rljob_trainer.run_folder.server import RunFileServer
 from rljob_trainer.traces import tracing_episodes
+
+_NO_TRAINER = "a job that evaluates has no trainer"
+
+
+def as_evaluation(job: RLJob) -> RLJob:
+    """Return what the driver runs for a job with task evaluate: all sets before a step that never comes, and nothing to
+    write at the end."""
+    spec = job.spec
+    sets = [each.model_copy(update={"at_start": True}) for each in spec.evaluation.sets]
+    return job.with_spec(
+        schedule=spec.schedule.model_copy(update={"steps": 0}),
+        evaluation=spec.evaluation.model_copy(update={"at_start": True, "sets": sets, "best": None}),
+        checkpoint=spec.checkpoint.model_copy(update={"export_policy": "never"}),
+    )
+
+
+def read_figures(run_dir: Path) -> list[EvaluationFigure]:
+    """Return the results of the job, as its status shows them: from the lines of metrics.jsonl."""
+    fields = set(EvaluationFigure.model_fields)
+    figures = list_figures(read_metrics(run_dir / FILE_METRICS).evaluations)
+    return [EvaluationFigure.model_validate(figure.model_dump(include=fields)) for figure in figures]
+
+
+async def start_fixed(*, generation: str, checkpoint: Checkpoint | None, report: Callable[[str], None]) -> Trainer:
+    """As StartTrainer."""
+    return cast(Trainer, FixedModel())
+
+
+class FixedModel:
+    """Implements what the driver calls of Trainer."""
+
+    choices = TrainerChoices()
+
+    async def publish(self, version: int) -> WeightManifest:
+        assert version == OWN_WEIGHTS.version, _NO_TRAINER
+        return OWN_WEIGHTS
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AssertionError(f"{name}: {_NO_TRAINER}")
+
+    async def watch(self) -> NoReturn:
+        await wait_forever()
+
+    async def close(self) -> None:
+        """Nothing runs."""
+
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rljob_api.run.summaries import DeliveryCounts
-from rljob_trainer.outages.registry import pause
+from rljob_trainer.outages import pause
 
 log = logging.getLogger(__name__)
 

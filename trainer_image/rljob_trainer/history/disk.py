@@ -17,7 +17,7 @@ from typing import TypeVar
 from rljob_api.errors import TransientError
 from rljob_api.run.folder import complete_checkpoints
 from rljob_trainer.concurrency import run_in_thread
-from rljob_trainer.outages.registry import Outages, wait_out
+from rljob_trainer.outages import Outages, wait_out
 
 _FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 _AWAY_ERRORS = (*_FULL_ERRORS, errno.EIO, errno.ESTALE, errno.EROFS)

@@ -26,7 +26,7 @@ from rljob_api.wire.contract import MAX_COMPONENTS
 from rljob_trainer.algorithms.advantages import average, deviation
 from rljob_trainer.algorithms.base import AlgorithmCode, Settings
 from rljob_trainer.algorithms.rows import has_signal, training_scores
-from rljob_trainer.episodes.types import NOT_SAMPLED, Episode, Group, UpdateMetrics, failed_as
+from rljob_trainer.episodes.types import NOT_SAMPLED, Episode, Group, UpdateMetrics
 
 NO_TOOL = "_none"
 """Stands for the tool of calls that were not made: no function has their name, or they cannot be read."""
@@ -106,7 +106,7 @@ def count_invalid(episodes: Iterable[Episode]) -> Counter[str]:
 
 def count_scored_failures(episodes: Iterable[Episode]) -> Counter[str]:
     """Count by reason the failed results that have a score by failurePolicy.scores."""
-    causes = (failed_as(result) for episode in episodes for result in episode.results.values())
+    causes = (result.failed_as for episode in episodes for result in episode.results.values())
     return Counter(str(cause) for cause in causes if cause is not None)
 
 

@@ -18,7 +18,7 @@ from rljob_api.run.metrics import AnyRecord, EvaluationRecord, StepRecord
 from rljob_api.run.summaries import DeliveryCounts
 from rljob_api.wire.base import InvalidReason, Lane
 from rljob_api.wire.calls import CallResult
-from rljob_trainer.episodes.types import Episode, ScoredResult, failed_as
+from rljob_trainer.episodes.types import Episode, ScoredResult
 from rljob_trainer.history.metrics import NO_TOOL, own_components
 from rljob_trainer.services.client import ServiceClient
 
@@ -263,14 +263,13 @@ class PrometheusMetrics:
         self._samples.labels(lane).inc()
         self._tokens.labels(lane).inc(episode.num_sampled)
         for name, result in episode.results.items():
-            cause = result.reason or failed_as(result)
-            if isinstance(result, ScoredResult):
-                outcome = VALID if cause is None else cause.value
-                self._latency.labels(name, lane, outcome).observe(result.latency_seconds)
-                for part, seconds in split_latency(result).items():
-                    self._parts.labels(name, lane, part).observe(seconds)
-                if result.latency_seconds > self._late_after.get(name, math.inf):
-                    self._late.labels(name, lane).inc()
+            cause = result.cause
+            outcome = VALID if cause is None else cause.value
+            self._latency.labels(name, lane, outcome).observe(result.latency_seconds)
+            for part, seconds in split_latency(result).items():
+                self._parts.labels(name, lane, part).observe(seconds)
+            if result.latency_seconds > self._late_after.get(name, math.inf):
+                self._late.labels(name, lane).inc()
             if cause is not None:
                 counter = self._invalid if result.score is None else self._scored_failures
                 counter.labels(name, lane, cause.value).inc()

@@ -48,6 +48,7 @@ from rljob_api.run.folder import (
 from rljob_api.run.summaries import BestStep, format_summary
 from rljob_trainer.concurrency import run_in_thread
 from rljob_trainer.history.disk import DiskError, disk_errors, sync, write_durably
+from rljob_trainer.run_folder.client import EXPORT_PARTIAL
 from rljob_trainer.run_folder.file_facts import (
     Checkpoint,
     DamagedCheckpointError,
@@ -56,7 +57,6 @@ from rljob_trainer.run_folder.file_facts import (
     verify_files,
     verify_sizes,
 )
-from rljob_trainer.run_folder.location import EXPORT_PARTIAL
 
 _REMOVED = ".export.removed"
 
@@ -144,7 +144,7 @@ class History(BaseModel):
     restarts: dict[str, int] = {"trainer": 0}
     """Within that Job."""
     answered: list[str] = []
-    """What the job depends on and has answered (outages.registry)."""
+    """What the job depends on and has answered (rljob_trainer.outages)."""
 
 
 def checkpoint_exists(run_dir: Path, step: int) -> bool:

@@ -27,7 +27,7 @@ from rljob_inputs.machine.installation import describe_tracker, has_module
 from rljob_trainer.episodes.types import Group
 from rljob_trainer.history.delivery import Delivery, RefusedError
 from rljob_trainer.history.trajectory_log import to_text
-from rljob_trainer.run_folder.location import read_run_id
+from rljob_trainer.run_folder.client import read_run_id
 
 W_AND_B_FINISH_SECONDS = 15.0
 """For the upload at the end. What is left is on the disk, for `wandb sync`."""

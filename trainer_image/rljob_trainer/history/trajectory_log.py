@@ -36,8 +36,7 @@ from rljob_api.run.trajectories import (
     TurnRow,
 )
 from rljob_api.wire.base import Lane
-from rljob_api.wire.scores import ScoreResult
-from rljob_trainer.episodes.types import ContextBreak, Episode, Group, ScoredResult, Segment, Turn, failed_as
+from rljob_trainer.episodes.types import ContextBreak, Episode, Group, ScoredResult, Segment, Turn
 from rljob_trainer.history.disk import RunDisk, disk_errors, rename_durably
 
 log = logging.getLogger(__name__)
@@ -309,21 +308,20 @@ def _find_spans(turns: NDArray[np.int32]) -> list[tuple[int, int]]:
     return list(pairwise([*starts, len(turns)]))
 
 
-def describe_result(name: str, result: ScoreResult) -> ResultRow:
+def describe_result(name: str, result: ScoredResult) -> ResultRow:
     """Return what the log keeps of one reward's result."""
-    cause = result.reason or failed_as(result)
     return ResultRow(
         name=name,
         valid=result.valid,
         score=result.score,
         components={to_text(key): value for key, value in result.components.items()},
-        reason=None if cause is None else str(cause),
+        reason=None if result.cause is None else str(result.cause),
         message=to_text(result.message),
         version=to_text(result.version),
-        attempts=result.attempts if isinstance(result, ScoredResult) else None,
+        attempts=result.attempts,
         queue_seconds=result.queue_seconds,
         execute_seconds=result.execute_seconds,
-        latency_seconds=result.latency_seconds if isinstance(result, ScoredResult) else None,
+        latency_seconds=result.latency_seconds,
     )
 
 

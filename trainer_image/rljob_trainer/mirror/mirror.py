@@ -36,9 +36,9 @@ from rljob_trainer.history.disk import RunDisk, disk_errors, write_durably
 from rljob_trainer.history.run_state import open_checkpoint, read_best, set_aside
 from rljob_trainer.mirror.owner import RENEW_SECONDS, SILENCE_SECONDS, Owner, Ownership, refuse_living
 from rljob_trainer.mirror.records import ExportCopies, RecordCopies
-from rljob_trainer.outages.registry import Outages, wait_out
+from rljob_trainer.outages import Outages, wait_out
+from rljob_trainer.run_folder.client import read_run_id, write_run_id
 from rljob_trainer.run_folder.file_facts import DamagedCheckpointError, verify_files
-from rljob_trainer.run_folder.location import read_run_id, write_run_id
 
 log = logging.getLogger(__name__)
 

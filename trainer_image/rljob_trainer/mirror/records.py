@@ -21,8 +21,7 @@ from rljob_api.run.folder import (
     list_exports,
     list_trajectory_files,
 )
-from rljob_api.run.objects import FILE_OBJECTS
-from rljob_api.run.origin import FILE_ORIGIN
+from rljob_api.run.origin import FILE_OBJECTS, FILE_ORIGIN
 from rljob_api.run.rows import ROWS
 from rljob_api.run.start_model import FILE_PIN
 from rljob_inputs.objects.folder import ObjectFolder

@@ -38,7 +38,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
-from rljob_inputs.models.adapters import EXPORTED_ADAPTER
+from rljob_inputs.models.config import EXPORTED_ADAPTER
 from rljob_inputs.models.files import open_model, place_model
 from rljob_trainer.policy.checkpoint_names import persistent_buffers, to_checkpoint
 from rljob_trainer.policy.checkpoint_storage import METADATA, CheckpointWriter, build_reader, first_failure, restore

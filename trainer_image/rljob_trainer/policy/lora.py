@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.roles import ALL_LINEAR, Lora
-from rljob_inputs.hub.repository import repository_name
+from rljob_inputs.hub import repository_name
 from rljob_trainer.policy import sharding
 
 _NAME = "default"

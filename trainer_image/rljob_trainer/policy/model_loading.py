@@ -24,8 +24,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from rljob_api.errors import TransientError, UserError
+from rljob_inputs.models.config import find_logit_transform
 from rljob_inputs.models.files import place_model
-from rljob_inputs.models.logits import find_logit_transform
 from rljob_inputs.objects.errors import CopyError, RefusedObjectError, StorageAwayError
 from rljob_trainer.failures.configuration import ErrorFacts, SourceAwayError, is_infrastructure_error, summarize
 from rljob_trainer.policy.arrays import integers

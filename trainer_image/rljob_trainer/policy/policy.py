@@ -3,23 +3,28 @@
 An update is any number of `accumulate`, then one `apply`. Every method is a collective: all ranks call it in the same
 order, with equally many micro-batches. Invariant: an update depends only on parameters, optimizer state, its index and
 the micro-batches.
+
+It publishes names, shapes and dtypes first, then the tensors, one at a time as they are gathered.
 """
+
+from __future__ import annotations
 
 import contextlib
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from rljob_api.manifest.job import RLJob
 from rljob_inputs.memory.plan import ModelFacts, Question, find_recomputation
-from rljob_inputs.models.adapters import publishes_adapter
+from rljob_inputs.models.config import publishes_adapter
 from rljob_trainer.algorithms.base import LossInputs
 from rljob_trainer.algorithms.losses import loglinear_proximal, update_loss
 from rljob_trainer.algorithms.registry import build_algorithm
@@ -42,7 +47,6 @@ from rljob_trainer.policy.model_loading import (
     shard,
 )
 from rljob_trainer.policy.optimizer import learning_rate
-from rljob_trainer.policy.published import CONVERTED, Published, has_plain_matrices
 from rljob_trainer.policy.text_model import describe_config, require_decoder
 from rljob_trainer.policy.update_metrics import RankMetrics, TokenMetrics
 
@@ -336,3 +340,32 @@ class Policy:
 
 def _to_numpy(values: Tensor | None) -> NDArray[Any] | None:
     return None if values is None else values.cpu().numpy()
+
+
+CONVERTED: dict[str, Tensor] = {}
+"""Stands for parameters that a checkpoint holds otherwise: they are converted once all are gathered."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """A collective: every rank takes all tensors. Those of rank 0 are published."""
+
+    described: Mapping[str, Tensor]
+    """On the meta device. The tensors have these names, shapes and dtypes."""
+    tensors: Iterator[tuple[str, Tensor]]
+    has_plain_matrices: bool
+    """Whether engines hold all matrices as they are, or fused and cut: not padded within rows, nor transposed."""
+    merge_cost: MergeCost | None = None
+    """Cost of adapters that are merged, once all tensors are taken; on rank 0."""
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor], merge_cost: MergeCost | None = None) -> Published:
+        """Describe tensors that are gathered."""
+        described = {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors.items()}
+        return cls(described, iter(tensors.items()), has_plain_matrices=False, merge_cost=merge_cost)
+
+
+def has_plain_matrices(network: nn.Module) -> bool:
+    """Whether all parameters with more than one dimension are those of linear layers and embeddings."""
+    others = (module for module in network.modules() if not isinstance(module, nn.Linear | nn.Embedding))
+    return all(parameter.dim() < 2 for module in others for parameter in module.parameters(recurse=False))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rljob_inputs.memory.limits import BLOCK_ROWS, DEVICE_BLOCK_ROWS, HEAD_BLOCK_ROWS, KEPT_LOGITS_BYTES
-from rljob_inputs.models.logits import LogitTransform
+from rljob_inputs.models.config import LogitTransform
 
 _IDENTITY = LogitTransform()
 

@@ -28,26 +28,23 @@ from rljob_api.wire.contract import ENV_HAND_OVER, ENV_POD_IP, ENV_TOKEN
 from rljob_api.wire.driver_status import TrainerChoices
 from rljob_api.wire.logs import choose_format, configure_logging
 from rljob_api.wire.weights import DigestUnit, WeightManifest
-from rljob_trainer.devices.choose import choose_device
+from rljob_trainer.devices import choose_device
 from rljob_trainer.liveness.judge import Beat
 from rljob_trainer.liveness.stacks import describe_process, read_stacks
 from rljob_trainer.policy import checkpoints
 from rljob_trainer.policy.checkpoints import CheckpointSaver
 from rljob_trainer.policy.layout import Layout, RankRows, build_micro_batches
-from rljob_trainer.policy.policy import Policy
-from rljob_trainer.policy.published import Published
+from rljob_trainer.policy.policy import Policy, Published
 from rljob_trainer.policy.update_metrics import RankMetrics
-from rljob_trainer.ranks.device_memory import configure_allocator, held_bytes, release_unused
 from rljob_trainer.ranks.failures import typed_errors
 from rljob_trainer.ranks.ray_node import ENV_NUM_THREADS
 from rljob_trainer.ranks.results import RowFacts, split_facts
-from rljob_trainer.run_folder.client import RemoteFolder, reach
+from rljob_trainer.run_folder.client import RemoteFolder, RunFolder, reach
 from rljob_trainer.run_folder.file_facts import Checkpoint, FileFacts
-from rljob_trainer.run_folder.location import RunFolder
 from rljob_trainer.weights import cuda_ipc
 from rljob_trainer.weights.checksum import Digest, choose_unit, digest_on_device, digest_tensor
 from rljob_trainer.weights.hand_over import ANSWER_SECONDS, BUCKET_BYTES, HandOver
-from rljob_trainer.weights.heap import keep_freed_memory
+from rljob_trainer.weights.heap import configure_allocator, held_bytes, keep_freed_memory, release_unused
 from rljob_trainer.weights.mapped import TensorSpec, boot_id
 from rljob_trainer.weights.store import WeightStore
 

@@ -25,8 +25,8 @@ from ray.actor import ActorHandle
 
 from rljob_api.manifest.job import RLJob
 from rljob_api.wire.contract import ENV_POD_IP, PORT_RAY, RAY_RESOURCE_TRAINER
+from rljob_api.wire.discovery import listening_port
 from rljob_api.wire.driver_status import TrainerChoices
-from rljob_api.wire.ports import listening_port
 from rljob_api.wire.weights import WeightManifest
 from rljob_trainer.algorithms.registry import build_algorithm
 from rljob_trainer.concurrency import run_with_watcher
@@ -50,8 +50,8 @@ from rljob_trainer.ranks.rank_watch import (
 )
 from rljob_trainer.ranks.ray_node import is_listening
 from rljob_trainer.ranks.results import UpdateCounts, scatter_facts, summarize_update
+from rljob_trainer.run_folder.client import RunFolder
 from rljob_trainer.run_folder.file_facts import Checkpoint, FileFacts
-from rljob_trainer.run_folder.location import RunFolder
 
 SETTLE_SECONDS = 5.0
 """A Pod that is deleted ends its rank and its raylet at about the same time; either may be noticed first."""

@@ -14,7 +14,7 @@ from functools import partial
 
 from rljob_api.errors import TransientError, UserError
 from rljob_api.wire.contract import PORT_RAY
-from rljob_api.wire.ports import listening_port
+from rljob_api.wire.discovery import listening_port
 from rljob_inputs.memory.limits import OBJECT_STORE_BYTES
 from rljob_trainer.ranks import ray_node
 from rljob_trainer.temporary import TemporaryFolder

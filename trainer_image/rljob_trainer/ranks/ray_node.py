@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import psutil
 
 from rljob_api.wire.contract import ENV_TOKEN, PORT_RAY
+from rljob_api.wire.discovery import listening_port
 from rljob_api.wire.logs import choose_format
-from rljob_api.wire.ports import listening_port
 
 ENV_NUM_THREADS = "RLJOB_NUM_THREADS"
 """The user's OMP_NUM_THREADS, which the worker passes to its ranks: Ray sets that variable to 1."""

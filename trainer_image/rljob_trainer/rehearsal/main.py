@@ -29,7 +29,7 @@ from rljob_api.wire.logs import configure_logging
 from rljob_api.wire.termination import end_program
 from rljob_inputs.data.prompts import build_prompts
 from rljob_inputs.data.rows import read_rows
-from rljob_inputs.hub.repository import HubAccess
+from rljob_inputs.hub import HubAccess
 from rljob_inputs.models.own_settings import load_model_settings
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.agents.base import EpisodeTask
@@ -45,7 +45,7 @@ from rljob_trainer.head.environment import Environment, read_environment
 from rljob_trainer.head.inputs import load_tokenizer
 from rljob_trainer.history.prometheus import PrometheusMetrics
 from rljob_trainer.history.trajectory_log import write_file
-from rljob_trainer.outages.registry import Outages
+from rljob_trainer.outages import Outages
 from rljob_trainer.replicas.http import open_session
 from rljob_trainer.rewards.groups import RequestBuilder, RewardClients
 
@@ -189,8 +189,7 @@ async def rehearse(environment: Environment, settings: Settings) -> None:
 
         async def score(trajectory: Episode) -> None:
             request = requests.build(plan.trajectory_id(trajectory), plan.lane, prompt, trajectory)
-            results = await scorer.score(trajectory.position, request, time.monotonic(), trajectory.peers)
-            trajectory.results = dict(results)
+            trajectory.results = await scorer.score(trajectory.position, request, time.monotonic(), trajectory.peers)
 
         await run_all([score(each) for each in playable])
     group = Group(0, prompt, trajectories)

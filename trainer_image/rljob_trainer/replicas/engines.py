@@ -14,8 +14,7 @@ import aiohttp
 
 from rljob_api.errors import TransientError
 from rljob_api.wire import contract
-from rljob_api.wire.discovery import resolve
-from rljob_api.wire.ports import listening_port
+from rljob_api.wire.discovery import listening_port, resolve
 from rljob_api.wire.weights import EnginesReport, Turn, WeightManifest
 from rljob_trainer.replicas.http import CONNECT_SECONDS, send
 

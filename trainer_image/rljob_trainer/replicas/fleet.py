@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from rljob_trainer.outages.registry import Dependency, Outages, pause
+from rljob_trainer.outages import Dependency, Outages, pause
 
 _INITIAL_BACKOFF_SECONDS = 0.25
 _MAX_BACKOFF_SECONDS = 5.0

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from rljob_api.tracing import spans
 from rljob_trainer.concurrency import end_tasks
-from rljob_trainer.outages.registry import Dependency, OutageError
+from rljob_trainer.outages import Dependency, OutageError
 from rljob_trainer.replicas.fleet import Affinity, Fleet
 
 log = logging.getLogger(__name__)
@@ -133,9 +133,19 @@ class ReplicaPool:
     ) -> AsyncIterator[ReplicaLease]:
         """Wait for a replica, preferably one that is not in `avoid`. `since`: as if it waited since that time of the
         pool's clock; None: now. `affinity`: see Fleet.pick."""
+        future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        home = affinity.address if affinity and affinity.address not in avoid else ""
+        waiter = _Waiter(self.now() if since is None else since, next(self._numbers), future, avoid, affinity)
+        heapq.heappush(self._waiting[home], waiter)
         with spans.span("queue", {"rljob.replicas": self.name}):
-            address = await self._acquire(avoid, self.now() if since is None else since, affinity)
-        lease = ReplicaLease(self, address)
+            self.dispatch()
+            try:
+                lease = ReplicaLease(self, await future)
+            except asyncio.CancelledError:
+                if future.done() and not future.cancelled() and not future.exception():
+                    self.fleet.record_unused(future.result())  # cancelled after dispatch() had picked a replica
+                    self.dispatch()
+                raise
         try:
             yield lease
         finally:
@@ -147,19 +157,6 @@ class ReplicaPool:
             return None
         address = self.fleet.pick(self.now(), avoid, only_others=True)
         return None if address is None else ReplicaLease(self, address)
-
-    async def _acquire(self, avoid: Collection[str], since: float, affinity: Affinity | None) -> str:
-        future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        home = affinity.address if affinity and affinity.address not in avoid else ""
-        heapq.heappush(self._waiting[home], _Waiter(since, next(self._numbers), future, avoid, affinity))
-        self.dispatch()
-        try:
-            return await future
-        except asyncio.CancelledError:
-            if future.done() and not future.cancelled() and not future.exception():
-                self.fleet.record_unused(future.result())  # cancelled after dispatch() had picked a replica
-                self.dispatch()
-            raise
 
     def dispatch(self) -> None:
         """Give usable replicas to the waiters, the longest wait first."""

@@ -19,14 +19,13 @@ from numpy.typing import NDArray
 from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.roles import RolloutRole, Sampling
 from rljob_api.wire import contract
-from rljob_api.wire.discovery import resolve
+from rljob_api.wire.discovery import listening_port, resolve
 from rljob_api.wire.driver_status import HungPart
-from rljob_api.wire.ports import listening_port
 from rljob_api.wire.weights import MAX_PULL_ERROR_LENGTH, PullReport, RolloutWeights, WeightManifest
 from rljob_trainer import traces
 from rljob_trainer.concurrency import end_tasks
 from rljob_trainer.episodes.types import Completion, PromptTooLongError
-from rljob_trainer.outages.registry import Outages
+from rljob_trainer.outages import Outages
 from rljob_trainer.replicas import generate
 from rljob_trainer.replicas.fleet import Affinity
 from rljob_trainer.replicas.http import CONNECT_SECONDS, auth_headers, send

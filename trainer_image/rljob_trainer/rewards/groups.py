@@ -36,7 +36,7 @@ from rljob_inputs.score_requests import Answer, Conversation, Decoder
 from rljob_trainer import traces
 from rljob_trainer.concurrency import run_all
 from rljob_trainer.episodes.types import NOT_SAMPLED, Episode, ScoredResult, Segment, Turn, Whole
-from rljob_trainer.outages.registry import Outages
+from rljob_trainer.outages import Outages
 from rljob_trainer.replicas.http import auth_headers
 from rljob_trainer.rewards.messages import RewardCall
 from rljob_trainer.services.client import ServiceClient

@@ -33,9 +33,9 @@ from urllib.parse import urlsplit
 
 from rljob_api.errors import TransientError
 from rljob_api.wire.contract import PORT_WEIGHTS
-from rljob_api.wire.ports import listening_port
+from rljob_api.wire.discovery import listening_port
 from rljob_api.wire.weights import WeightManifest
-from rljob_trainer.weights.file_hash import CHUNK_BYTES, HASH_BYTES, hash_chunk, hash_file
+from rljob_trainer.weights.checksum import CHUNK_BYTES, HASH_BYTES, hash_chunk, hash_file
 from rljob_trainer.weights.file_server import ServedFile, WeightServer
 
 

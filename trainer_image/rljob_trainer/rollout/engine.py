@@ -40,7 +40,7 @@ from vllm.model_executor.model_loader.reload.layerwise import _get_original_load
 from rljob_api.wire.contract import ENV_HAND_OVER, ENV_TOKEN
 from rljob_api.wire.weights import DigestUnit
 from rljob_trainer.rollout.loaders import Loads
-from rljob_trainer.rollout.own_weights import find_engine_reason
+from rljob_trainer.rollout.weight_transfer import find_engine_reason
 from rljob_trainer.weights.checksum import Digest, digest_tensors
 from rljob_trainer.weights.hand_over import receive_tensors
 from rljob_trainer.weights.heap import keep_freed_memory, resident_bytes

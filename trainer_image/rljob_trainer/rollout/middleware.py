@@ -18,11 +18,10 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rljob_api.wire.contract import UrlPath
-from rljob_api.wire.weights import EngineMemory
+from rljob_api.wire.weights import EngineMemory, parse_key
 from rljob_trainer.rollout.engine_watch import EngineWatch
 from rljob_trainer.rollout.naps import ModelNaps, Naps, NotWarmError
 from rljob_trainer.rollout.puller import ReplicaState
-from rljob_trainer.weights.key import parse_key
 
 logger = logging.getLogger(__name__)
 

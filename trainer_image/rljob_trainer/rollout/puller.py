@@ -13,11 +13,12 @@ import logging
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from rljob_api.errors import TransientError
-from rljob_api.wire.weights import MAX_PULL_ERROR_LENGTH, PullReport, RolloutWeights, WeightManifest
-from rljob_trainer.outages.registry import double
+from rljob_api.wire.weights import MAX_PULL_ERROR_LENGTH, OWN_WEIGHTS, PullReport, RolloutWeights, WeightManifest
+from rljob_trainer.concurrency import wait_forever
+from rljob_trainer.outages import double
 
 if TYPE_CHECKING:
     from rljob_trainer.rollout.weight_transfer import EngineLoader, WeightClient
@@ -215,3 +216,10 @@ class WeightPuller:
             if not task.done():
                 task.cancel()
                 await asyncio.wait({task})  # a download may write its file until its task has ended
+
+
+async def serve_own_weights(engine: EngineLoader, state: ReplicaState) -> NoReturn:
+    """In place of the puller, where nothing trains: be ready once the engine is warm, with what it has loaded."""
+    await engine.warm_up()
+    state.record_change(is_warm=True, announced=OWN_WEIGHTS, serving=await engine.adopt(OWN_WEIGHTS))
+    await wait_forever()  # as a puller, it ends with its server

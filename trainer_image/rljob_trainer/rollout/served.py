@@ -15,7 +15,7 @@ from typing import Any
 from rljob_api.manifest.job_sections import HangDetection
 from rljob_api.read.pod_files import load_job_file
 from rljob_api.wire import contract
-from rljob_api.wire.ports import listening_port
+from rljob_api.wire.discovery import listening_port
 from rljob_trainer.rollout.engine_watch import build_watch, end_if_it_hangs
 from rljob_trainer.rollout.middleware import ModelMiddleware
 from rljob_trainer.rollout.naps import ModelNaps

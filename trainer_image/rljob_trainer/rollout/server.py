@@ -20,25 +20,31 @@ from rljob_api.manifest.roles import Lora, UpdateMode
 from rljob_api.manifest.schedule import ScheduleType
 from rljob_api.read.pod_files import load_job_file
 from rljob_api.wire import contract
-from rljob_api.wire.ports import listening_port
-from rljob_inputs.hub.repository import HubAccess, repository_name
+from rljob_api.wire.discovery import listening_port
+from rljob_inputs.hub import HubAccess, repository_name
 from rljob_inputs.models.architectures import find_architecture
 from rljob_inputs.models.files import place_model, read_config
 from rljob_inputs.objects.access import is_object
-from rljob_trainer.devices.choose import explain_missing_gpu, read_cuda_facts
-from rljob_trainer.outages.registry import Dependency, Outages, name_storage, wait_out
+from rljob_trainer.devices import explain_missing_gpu, read_cuda_facts
+from rljob_trainer.outages import Dependency, Outages, name_storage, wait_out
 from rljob_trainer.rollout.download import SharedDownload
 from rljob_trainer.rollout.engine_watch import build_watch, end_if_it_hangs
-from rljob_trainer.rollout.lora import AdapterFolder, build_lora_arguments, published_adapter
 from rljob_trainer.rollout.middleware import RolloutMiddleware
 from rljob_trainer.rollout.naps import Naps
-from rljob_trainer.rollout.own_weights import choose_level, serve_own_weights
 from rljob_trainer.rollout.plugin import BACKEND, SLEEPING_CPU_WORKER, WORKER_EXTENSION
-from rljob_trainer.rollout.puller import ReplicaState, WeightPuller
+from rljob_trainer.rollout.puller import ReplicaState, WeightPuller, serve_own_weights
 from rljob_trainer.rollout.startup import StartupFields, parse_arguments, run_program, set_defaults, startup_errors
 from rljob_trainer.rollout.vllm_app import Serving, start_engine
-from rljob_trainer.rollout.weight_transfer import EngineLoader, WeightClient, find_head_url
-from rljob_trainer.weights.scratch import open_scratch_folder
+from rljob_trainer.rollout.weight_transfer import (
+    AdapterFolder,
+    EngineLoader,
+    WeightClient,
+    build_lora_arguments,
+    choose_level,
+    find_head_url,
+    published_adapter,
+)
+from rljob_trainer.weights.mapped import open_scratch_folder
 from rljob_trainer.written_tokenizer import rewritten
 
 logger = logging.getLogger(__name__)

@@ -3,30 +3,45 @@
 A file of the same machine is read in place, others are downloaded. The engine generates during the download, which ends
 with a complete, verified file or an error. Only `load` pauses the engine. Invariant: `load` resumes the engine that it
 paused, even after an error; but never one whose cache is asleep.
+
+Some weights of an engine come from files, and no pull replaces them: by its settings, or those of the whole model in a
+job without a trainer. A sleep must keep them.
+
+With spec.trainer.lora.publish: adapter, there is one adapter, which every request uses. vLLM has one slot for it, and
+a weight update replaces its contents.
 """
+
+from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import aiohttp
 from pydantic import ValidationError
 
 from rljob_api.errors import TransientError
-from rljob_api.manifest.roles import UpdateMode
+from rljob_api.manifest.job import RLJobSpec
+from rljob_api.manifest.roles import Lora, UpdateMode
 from rljob_api.wire import contract
-from rljob_api.wire.discovery import resolve
+from rljob_api.wire.contract import SERVED_MODEL_NAME
+from rljob_api.wire.discovery import listening_port, resolve
 from rljob_api.wire.driver_status import HungPart
-from rljob_api.wire.ports import listening_port
 from rljob_api.wire.weights import PullReport, RolloutWeights, WeightManifest
+from rljob_inputs.models.config import publishes_adapter
 from rljob_trainer.rollout.download import Download, SharedDownload
-from rljob_trainer.rollout.lora import AdapterFolder
 from rljob_trainer.weights.checksum import Digest
-from rljob_trainer.weights.mapped import MappedFile, MappedFiles, boot_id
-from rljob_trainer.weights.scratch import open_scratch_folder
+from rljob_trainer.weights.mapped import MappedFile, MappedFiles, boot_id, open_scratch_folder
+
+if TYPE_CHECKING:
+    from vllm.config import ModelConfig, VllmConfig
+    from vllm.lora.request import LoRARequest
+
 
 _POLL_SECONDS = 30
 _REPORT_SECONDS = 5
@@ -292,3 +307,56 @@ def _build_update(path: Path | None, manifest: WeightManifest) -> Any:
 
     source = {"key": manifest.key} if path is None else {"path": str(path)}
     return WeightTransferUpdateRequest(update_info={**source, "digest_unit": manifest.digest_unit})
+
+
+def find_engine_reason(vllm_config: VllmConfig, model_config: ModelConfig) -> str:
+    """Return why the engine's settings need the checkpoint; empty if they do not."""
+    if model_config.quantization is not None:
+        return "a quantized model has values that no pull replaces"
+    if vllm_config.speculative_config is not None:
+        return "no pull replaces the draft model"
+    return ""
+
+
+def choose_level(config: VllmConfig) -> Level:
+    """Return how deep the engine sleeps: weights are dropped if a pull replaces all."""
+    return 1 if config.lora_config is not None or find_engine_reason(config, config.model_config) else 2
+
+
+_ID = 1
+_VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""The values that --max-lora-rank accepts."""
+
+
+def published_adapter(spec: RLJobSpec, config: Mapping[str, Any]) -> Lora | None:
+    """Return the settings of the adapter that rollouts load; None if they load whole weights. `config`: config.json of
+    the model."""
+    return spec.trainer.lora if publishes_adapter(spec, config) else None
+
+
+def build_lora_arguments(lora: Lora) -> list[str]:
+    rank = next(rank for rank in _VLLM_RANKS if rank >= lora.rank)
+    return ["--enable-lora", "--max-loras", "1", "--max-lora-rank", str(rank)]
+
+
+class AdapterFolder:
+    """peft's files of the adapter that the engine is to load."""
+
+    def __init__(self, folder: Path, lora: Lora) -> None:
+        self._folder = folder
+        # The published tensors have the scale alpha / rank already, so that the engine holds them bit for bit.
+        config = {"peft_type": "LORA", "r": lora.rank, "lora_alpha": lora.rank, "target_modules": lora.target_modules}
+        (folder / "adapter_config.json").write_text(json.dumps(config))
+
+    def place(self, path: Path) -> None:
+        """Copy the published file at `path` to the folder's tensors: vLLM may keep them mapped, and the file gets other
+        versions."""
+        tensors = self._folder / "adapter_model.safetensors"
+        tensors.unlink(missing_ok=True)
+        shutil.copyfile(path, tensors)
+
+    def build_request(self, *, reload: bool = False) -> LoRARequest:
+        """Return vLLM's name for the adapter. `reload`: replace what is loaded."""
+        from vllm.lora.request import LoRARequest
+
+        return LoRARequest(SERVED_MODEL_NAME, _ID, str(self._folder), load_inplace=reload)

@@ -2,6 +2,10 @@
 
 Invariant: after `create` the head has the whole file on its disk, or an error was raised. Neither side holds a file in
 memory. Synchronous, because ranks are.
+
+The head alone owns the folder: it creates, completes and deletes what is in it. Ranks write into it if their Pod mounts
+the same claim, or runs on the same machine; others send their files to the head. Invariant: a rank never takes a folder
+in its Pod for the run's, because it compares the id that is stored in the folder.
 """
 
 from __future__ import annotations
@@ -9,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import secrets
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -17,7 +22,6 @@ from pathlib import Path
 from urllib.parse import quote, urlsplit
 
 from rljob_api.errors import TransientError
-from rljob_trainer.run_folder.location import RunFolder
 
 _BUFFER_BYTES = 4 << 20
 _TIMEOUT_SECONDS = 600.0
@@ -181,3 +185,39 @@ def reach(run: RunFolder, folder: Path, token: str) -> Path | RemoteFolder:
     if run.is_visible():
         return folder
     return RemoteFolder(run.url, folder.relative_to(run.path).as_posix(), token)
+
+
+FILE_ID = ".run-id"
+EXPORT_PARTIAL = ".export.partial"
+"""Folder of the run in which rank 0 writes the export."""
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The run's folder on the head, as the ranks get it."""
+
+    path: Path
+    id: str
+    url: str
+    """Where the head serves the files of the folder."""
+
+    def is_visible(self) -> bool:
+        """Whether this process sees the folder, and not another one at its path."""
+        try:
+            return (self.path / FILE_ID).read_text() == self.id
+        except OSError:
+            return False
+
+
+def read_run_id(run_dir: Path) -> str:
+    """Return the id of the run's folder. A folder without one, such as a new emptyDir, gets it."""
+    if not (run_dir / FILE_ID).exists():
+        write_run_id(run_dir, secrets.token_hex(8))
+    return (run_dir / FILE_ID).read_text()
+
+
+def write_run_id(run_dir: Path, run_id: str) -> None:
+    """Make a folder that of a run which was elsewhere before."""
+    partial = run_dir / f"{FILE_ID}.partial"
+    partial.write_text(run_id)
+    partial.replace(run_dir / FILE_ID)

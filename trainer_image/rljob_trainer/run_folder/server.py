@@ -20,8 +20,8 @@ from rljob_api.errors import TransientError, UserError
 from rljob_api.run.files import PARAMETER_STEP, describe_files, find_model, is_model_file, list_run_files
 from rljob_api.run.folder import FILE_JOB
 from rljob_api.wire.contract import PORT_RUN_FILES, RUN_ROUTE
-from rljob_api.wire.ports import listening_port
-from rljob_trainer.run_folder.location import EXPORT_PARTIAL, RunFolder, read_run_id
+from rljob_api.wire.discovery import listening_port
+from rljob_trainer.run_folder.client import EXPORT_PARTIAL, RunFolder, read_run_id
 from rljob_trainer.server_thread import ServerThread, require_token
 
 log = logging.getLogger(__name__)

@@ -26,14 +26,12 @@ import aiohttp
 from rljob_api.errors import UserError
 from rljob_api.manifest.services.calls import CallService
 from rljob_api.manifest.services.reward import Hedging, Reward
-from rljob_api.tracing.spans import Span
 from rljob_api.wire.base import InvalidReason, Lane
 from rljob_api.wire.contract import ENV_REWARD_SERVICES, PORT_SERVICE
-from rljob_api.wire.discovery import resolve
+from rljob_api.wire.discovery import listening_port, resolve
 from rljob_api.wire.driver_status import HungPart
-from rljob_api.wire.ports import listening_port
 from rljob_trainer import traces
-from rljob_trainer.outages.registry import FIRST_ANSWER_SECONDS, Outages, deadline, hide_secrets
+from rljob_trainer.outages import FIRST_ANSWER_SECONDS, Outages, deadline, hide_secrets
 from rljob_trainer.replicas.http import auth_headers, send
 from rljob_trainer.replicas.pool import ReplicaLease, ReplicaPool
 from rljob_trainer.services.demand import CallTotals, ServiceLoad
@@ -240,42 +238,29 @@ class ServiceClient(ABC, Generic[R]):
             request.second.set_result(lease)
 
     async def _send(self, lease: ReplicaLease, pending: PendingRequest[R]) -> list[R] | None:
-        with traces.begin_attempt(lease.address, pending.call.path, pending.num_requests + 1) as span:
-            return await self._post(lease, pending, span)
-
-    async def _post(self, lease: ReplicaLease, pending: PendingRequest[R], span: Span) -> list[R] | None:
+        """Send the request to a replica. Return its results; None if another attempt is needed."""
         sent_at, call = time.monotonic(), pending.call
-        try:
-            body = call.encode(() if self.versions is None else self.versions.reads)
-        except ValueError as error:
-            lease.unused()
-            return call.fail(InvalidReason.BAD_REQUEST, f"the sample cannot be sent as JSON: {error}")
-        pending.tried.add(lease.address)
-        pending.num_requests += 1
-        self.num_requests[call.lane] += 1
-        own = f"http://{lease.address}:{listening_port(PORT_SERVICE)}{call.path}"
-        try:
-            async with self._request(self._url or own, body) as response:
-                text = await read_text(response, call.max_response_bytes)
-                traces.record_status(span, response.status)
-        except (aiohttp.ClientError, OSError) as error:  # a TimeoutError is an OSError
-            pending.num_failures += 1
-            span.fail(type(error).__name__)
-            # Without a connection nothing was executed.
-            timed_out = isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ConnectionTimeoutError)
-            message = (
-                f"no response within {self.request_seconds:.0f} s" if timed_out else f"{type(error).__name__}: {error}"
-            )
-            if not (timed_out and self._is_external):
-                if timed_out and self._hangs:
-                    self._hangs.record_timeout(lease.address, sent_at, time.monotonic(), message)
-                lease.failed(message)
-                return None
-            results = await self._judge_failure(lease, pending, InvalidReason.TIMEOUT, message, sent_at)
-        else:
-            results = await self._interpret(lease, pending, response, text, sent_at)
-            if results is not None and response.status == 200 and self._is_external:
-                self._refusals.record_answer(body)
+        with traces.begin_attempt(lease.address, call.path, pending.num_requests + 1) as span:
+            try:
+                body = call.encode(() if self.versions is None else self.versions.reads)
+            except ValueError as error:
+                lease.unused()
+                return call.fail(InvalidReason.BAD_REQUEST, f"the sample cannot be sent as JSON: {error}")
+            pending.tried.add(lease.address)
+            pending.num_requests += 1
+            self.num_requests[call.lane] += 1
+            own = f"http://{lease.address}:{listening_port(PORT_SERVICE)}{call.path}"
+            try:
+                async with self._request(self._url or own, body) as response:
+                    text = await read_text(response, call.max_response_bytes)
+                    traces.record_status(span, response.status)
+            except (aiohttp.ClientError, OSError) as error:  # a TimeoutError is an OSError
+                span.fail(type(error).__name__)
+                results = await self._judge_error(lease, pending, error, sent_at)
+            else:
+                results = await self._interpret(lease, pending, response, text, sent_at)
+                if results is not None and response.status == 200 and self._is_external:
+                    self._refusals.record_answer(body)
         if results is not None:
             self._record_execution(lease.address, results, sent_at)
             pending.num_executions += 1
@@ -283,6 +268,23 @@ class ServiceClient(ABC, Generic[R]):
             if self.hedges:
                 self.hedges.record_latency(time.monotonic() - sent_at)
         return results
+
+    async def _judge_error(
+        self, lease: ReplicaLease, pending: PendingRequest[R], error: Exception, sent_at: float
+    ) -> list[R] | None:
+        """Judge a request without a response. Only that of an endpoint may have been executed for too long."""
+        pending.num_failures += 1
+        # Without a connection nothing was executed.
+        timed_out = isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ConnectionTimeoutError)
+        message = (
+            f"no response within {self.request_seconds:.0f} s" if timed_out else f"{type(error).__name__}: {error}"
+        )
+        if timed_out and self._is_external:
+            return await self._judge_failure(lease, pending, InvalidReason.TIMEOUT, message, sent_at)
+        if timed_out and self._hangs:
+            self._hangs.record_timeout(lease.address, sent_at, time.monotonic(), message)
+        lease.failed(message)
+        return None
 
     def _record_execution(self, replica: str, results: Sequence[R], sent_at: float) -> None:
         if self._hangs is None:

@@ -17,7 +17,7 @@ import aiohttp
 from rljob_api.wire.base import InvalidReason, Lane
 from rljob_api.wire.calls import CallResult
 from rljob_api.wire.contract import PORT_SERVICE, UrlPath
-from rljob_api.wire.ports import listening_port
+from rljob_api.wire.discovery import listening_port
 from rljob_api.wire.retry_after import parse_retry_after
 from rljob_api.wire.scores import Part, ScoreResult
 from rljob_trainer.replicas.http import send

@@ -12,6 +12,10 @@ word      8 bytes along the innermost dimension: the sum modulo 2**64, and the e
           a single one always, and most of several. Matrices may not be transposed, converted, nor cut within a word
 
 See `choose_unit`.
+
+The hash of a weight file is for integrity alone: it detects errors of transfers, not tampering. It is the XXH3 of the
+hashes of the file's chunks. Several threads can hash chunks, in any order, while they are in a cache; and a
+receiver that has the hashes can verify a part of the file.
 """
 
 from __future__ import annotations
@@ -26,11 +30,15 @@ from typing import Protocol
 
 import numpy as np
 import torch
+import xxhash
 from torch import Tensor
 
 from rljob_api.wire.weights import DigestUnit
-from rljob_trainer.weights.file_hash import CHUNK_BYTES
 
+CHUNK_BYTES = 1 << 20
+"""All chunks of a weight file but the last have this size."""
+HASH_BYTES = 16
+"""Size of a chunk's hash."""
 _MODULUS = 1 << 64
 _MIX_FACTOR = 0x9E3779B97F4A7C15 - _MODULUS  # 2**64 / golden ratio, odd, as a signed 64-bit number
 _MIX_SHIFT = 29
@@ -185,3 +193,12 @@ def _fold(units: Tensor) -> Tensor:
 @cache
 def _threads(num_threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(num_threads, thread_name_prefix="weights")
+
+
+def hash_chunk(data: memoryview) -> bytes:
+    return xxhash.xxh3_128(data).digest()
+
+
+def hash_file(hashes: bytes) -> str:
+    """`hashes`: of all chunks, in the order of the file."""
+    return xxhash.xxh3_128(hashes).hexdigest()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from rljob_api.wire.contract import PORT_WEIGHTS
-from rljob_api.wire.ports import listening_port
+from rljob_api.wire.discovery import listening_port
 from rljob_trainer.server_thread import ServerThread, require_token
 
 FILE_PATH, HASHES_PATH = "/weights/{name}", "/weights/{name}/hashes"

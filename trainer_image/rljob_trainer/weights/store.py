@@ -24,14 +24,20 @@ from torch import Tensor
 
 from rljob_api.errors import TransientError
 from rljob_api.wire.contract import PORT_WEIGHTS
-from rljob_api.wire.ports import listening_port
+from rljob_api.wire.discovery import listening_port
 from rljob_api.wire.weights import DigestUnit, LocalFile, WeightManifest
 from rljob_inputs.memory.limits import NUM_KEPT_VERSIONS
-from rljob_trainer.weights.checksum import BITS_DTYPES, Digest, digest_on_device, digest_tensor
-from rljob_trainer.weights.file_hash import CHUNK_BYTES, hash_chunk, hash_file
+from rljob_trainer.weights.checksum import (
+    BITS_DTYPES,
+    CHUNK_BYTES,
+    Digest,
+    digest_on_device,
+    digest_tensor,
+    hash_chunk,
+    hash_file,
+)
 from rljob_trainer.weights.file_server import ServedFile, WeightServer
-from rljob_trainer.weights.mapped import Layout, MappedFile, TensorSpec, boot_id
-from rljob_trainer.weights.scratch import open_scratch_folder
+from rljob_trainer.weights.mapped import Layout, MappedFile, TensorSpec, boot_id, open_scratch_folder
 
 _MAX_PENDING_CHUNKS = 256
 

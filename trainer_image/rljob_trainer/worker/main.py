@@ -50,17 +50,16 @@ from rljob_api.wire.contract import (
     ExitCode,
     UrlPath,
 )
+from rljob_api.wire.discovery import listening_port
 from rljob_api.wire.logs import configure_logging
-from rljob_api.wire.ports import listening_port
 from rljob_api.wire.termination import end_program
-from rljob_api.wire.weights import EnginesReport
+from rljob_api.wire.weights import EnginesReport, parse_key
 from rljob_inputs.memory.object_store import trainer_store_bytes
 from rljob_inputs.models.defaults import resolve_job
 from rljob_inputs.models.own_settings import ModelSettings, load_model_settings
 from rljob_trainer.ranks import ray_node
 from rljob_trainer.server_thread import ServerThread, require_token
 from rljob_trainer.temporary import TemporaryFolder
-from rljob_trainer.weights.key import parse_key
 from rljob_trainer.worker.supervisor import (
     ROLLOUT,
     SERVED_MODEL,

@@ -36,7 +36,7 @@ from rljob_api.wire.contract import (
     ExitCode,
     UrlPath,
 )
-from rljob_api.wire.ports import listening_port
+from rljob_api.wire.discovery import listening_port
 from rljob_api.wire.termination import ERROR_PREFIX, GPU_FAULT_PREFIX
 from rljob_api.wire.weights import EngineMemory, EnginesReport
 from rljob_trainer.concurrency import end_tasks

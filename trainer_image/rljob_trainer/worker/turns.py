@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from rljob_api.wire.weights import EngineMemory, Turn
-from rljob_trainer.outages.registry import pause
+from rljob_trainer.outages import pause
 
 SLEEP = "sleep"
 SERVE = "serve"

@@ -2,6 +2,9 @@
 
 vLLM serves the model as a sidecar of the server, or in the trainer's Pods. A chat model may be behind an external
 OpenAI-compatible endpoint instead.
+
+The regular expressions of judges are RE2's, whose time is linear in the answer, so that no answer can block a server.
+`rljob validate` and the reward server both compile them here, and so accept the same ones.
 """
 
 from __future__ import annotations
@@ -22,7 +25,6 @@ from rljob_api.manifest.base import (
     exactly_one,
     yaml_fields,
 )
-from rljob_api.manifest.judge_regex import compile_judge_regex
 from rljob_api.manifest.quantity import Size
 from rljob_api.manifest.roles import KV_CACHE_FITS, OWN_GPU, Placement, Resources
 from rljob_api.manifest.sources import ChatTemplateArguments, ModelSource, SecretKeyRef
@@ -336,3 +338,20 @@ def _limit_suffices(asker: Literal["judge", "model"], name: str, num_requests: i
         f"!has(self.{field}) || self.{field} >= {num_requests} *{votes} "
         "(has(self.autoscaling) ? self.autoscaling.maxReplicas : has(self.replicas) ? self.replicas : 1)",
     )
+
+
+_REMEDY = "RE2 has neither look-around nor back-references: https://github.com/google/re2/wiki/Syntax"
+
+
+def compile_judge_regex(pattern: str) -> Any:
+    """Return a regular expression with the methods of Python's. Raise ValueError with what is wrong with it."""
+    import re2  # here: most programs that import the manifest's types never need it
+
+    options = re2.Options()
+    options.log_errors = False
+    try:
+        return re2.compile(pattern, options=options)
+    except re2.error as error:
+        [detail] = error.args
+        text = detail.decode(errors="replace") if isinstance(detail, bytes) else str(detail)
+        raise ValueError(f"{text}; {_REMEDY}") from None

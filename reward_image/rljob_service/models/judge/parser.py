@@ -15,8 +15,7 @@ from typing import Any, TypeVar
 import jsonschema_rs
 
 from rljob_api.errors import UserError
-from rljob_api.manifest.judge_regex import compile_judge_regex
-from rljob_api.manifest.services.models import JudgeParser, JudgeReward, find_judge_problems
+from rljob_api.manifest.services.models import JudgeParser, JudgeReward, compile_judge_regex, find_judge_problems
 from rljob_api.wire.base import InvalidReason
 from rljob_api.wire.contract import MAX_COMPONENTS
 from rljob_service.models.execution import NoScoreError, Score

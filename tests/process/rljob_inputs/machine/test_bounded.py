@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from rljob_api.errors import UserError
 from rljob_cli.main import app
-from rljob_inputs.errors import InputError
+from rljob_inputs.findings import InputError
 from rljob_inputs.machine import bounded as module
 from rljob_inputs.machine.bounded import bounded, reading
 from tests.support.model_folder import write_model

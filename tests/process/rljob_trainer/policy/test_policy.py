@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from rljob_api.manifest.algorithm import Algorithm
-from rljob_trainer.run_folder.location import EXPORT_PARTIAL
+from rljob_trainer.run_folder.client import EXPORT_PARTIAL
 from rljob_trainer.run_folder.server import RunFileServer
 from tests.support import policy_scenarios
 from tests.support.loopback import next_address

@@ -18,7 +18,7 @@ from aiohttp import web
 
 from rljob_api.manifest.services.reward import Reward
 from rljob_api.wire.scores import ScoreRequest
-from rljob_trainer.outages.registry import OutageError, Outages
+from rljob_trainer.outages import OutageError, Outages
 from rljob_trainer.replicas.http import open_session
 from rljob_trainer.rewards.groups import RewardClient
 from tests.support.fake_endpoint import Endpoint, completion

@@ -52,7 +52,7 @@ def test_without_a_ratio_a_process_begins_no_trace(collector):
 
 
 def test_an_image_without_the_package_works_without_traces(collector, monkeypatch, caplog):
-    monkeypatch.setitem(sys.modules, "rljob_api.tracing.pipeline", None)
+    monkeypatch.setitem(sys.modules, "rljob_api.tracing.recording", None)
     with caplog.at_level(logging.WARNING), exporting("rljob-head", {}, ratio=1.0):
         record()
         assert not spans.is_on()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
-from rljob_api.run.recent import RecentSamples
+from rljob_api.run.trajectories import RecentSamples
 from rljob_api.wire.driver_status import DriverStatus
 from rljob_cli.run.endpoint import Endpoint
 from rljob_cli.ui import runs as module

@@ -12,7 +12,7 @@ from rljob_api import __version__
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.services.reward import RewardModel
 from rljob_core.backend import ChildKey, ObservedState, key_of
-from rljob_core.children import common, head, pods, probes, rollout, service, trainer
+from rljob_core.children import common, head, pods, rollout, service, trainer
 from rljob_core.children.difference import contains, stamp
 from rljob_core.defaults import DEFAULTS, image_tag
 from rljob_core.plan import conditions
@@ -33,11 +33,11 @@ MUTABLE = {"replicas", "strategy", "backoffLimit", "parallelism"}
 
 def change_code(monkeypatch, number=1):
     """What a later version may change: graces, probes, commands, env, and its own number."""
-    monkeypatch.setattr(probes, "_PATIENCE_SECONDS", 60 + number)
+    monkeypatch.setattr(pods, "_PATIENCE_SECONDS", 60 + number)
     monkeypatch.setattr(trainer, "GRACE_SECONDS", 60 + number)
     monkeypatch.setattr(rollout, "_GRACE_SECONDS", 60 + number)
     monkeypatch.setattr(service, "_DRAIN_SECONDS", 10 + number)
-    monkeypatch.setattr(probes, "build_readiness", lambda port: {"tcpSocket": {"port": port}, "periodSeconds": number})
+    monkeypatch.setattr(pods, "build_readiness", lambda port: {"tcpSocket": {"port": port}, "periodSeconds": number})
     monkeypatch.setattr(pods, "KEEP_ANNOTATIONS", {"example.org/keep": str(number)})
     monkeypatch.setattr(common, "__version__", f"{__version__}-next{number}")
 

@@ -5,7 +5,7 @@ import pytest
 from rljob_api.manifest.job_sections import Data, TrainSource
 from rljob_inputs.data.columns import fill_template, find_problems
 from rljob_inputs.data.rows import Row
-from rljob_inputs.errors import InputError
+from rljob_inputs.findings import InputError
 
 SOURCE = TrainSource(source="./d.jsonl", prompt="q", answer="reward_model.ground_truth")
 

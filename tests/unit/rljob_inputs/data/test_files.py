@@ -14,7 +14,7 @@ from rljob_api.errors import UserError
 from rljob_api.manifest.job_sections import DataSource
 from rljob_inputs.data.files import find_files, list_splits
 from rljob_inputs.data.rows import read_rows
-from rljob_inputs.errors import InputError
+from rljob_inputs.findings import InputError
 
 ROWS = [{"question": "1 + 1?", "answer": "two"}, {"question": "2, or 3?", "answer": "three"}]
 LINES = "".join(json.dumps(row) + "\n" for row in ROWS).encode()

@@ -8,7 +8,7 @@ from rljob_api.manifest.job_sections import Data, TrainSource
 from rljob_inputs.data.lengths import PromptLimit
 from rljob_inputs.data.prompts import build_prompts, load_prompts
 from rljob_inputs.data.rows import Row
-from rljob_inputs.errors import InputError
+from rljob_inputs.findings import InputError
 
 
 class Tokenizer:

@@ -10,8 +10,8 @@ import pytest
 from rljob_api.errors import TransientError
 from rljob_api.manifest.job_sections import DataSource
 from rljob_inputs.data.rows import read_rows
-from rljob_inputs.errors import InputError
-from rljob_inputs.hub.repository import HubAccess
+from rljob_inputs.findings import InputError
+from rljob_inputs.hub import HubAccess
 from tests.support.hub import run_hub
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from memory_plan.cases import QWEN25_1B5
 
-from rljob_inputs.memory.gpu_counts import count_all_gpus
+from rljob_inputs.memory.gpus import count_all_gpus
 from rljob_inputs.memory.remedies import find_remedy
 from rljob_inputs.memory.sharing import share_gpus
 from tests.unit.rljob_inputs.memory.test_plan import ask, find

@@ -6,7 +6,7 @@ import pytest
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
-from rljob_inputs.errors import InputError
+from rljob_inputs.findings import InputError
 from rljob_inputs.models.own_settings import load_model_settings
 from tests.support.model_folder import write_model
 

@@ -7,8 +7,8 @@ import pytest
 from rljob_api.errors import UserError
 from rljob_api.manifest.job_sections import DataSource
 from rljob_inputs.data.rows import read_rows
-from rljob_inputs.errors import InputError
-from rljob_inputs.hub.repository import HubAccess
+from rljob_inputs.findings import InputError
+from rljob_inputs.hub import HubAccess
 from rljob_inputs.machine.installation import MissingExtraError
 from rljob_inputs.models.files import open_model, place_model
 from rljob_inputs.objects.access import ObjectAccess, is_object, pin, split_pin
@@ -21,8 +21,8 @@ from rljob_inputs.objects.errors import (
     StorageAwayError,
     explain,
 )
+from rljob_inputs.objects.folder import require_empty, upload_folder
 from rljob_inputs.objects.listing import list_objects
-from rljob_inputs.objects.uploads import require_empty, upload_folder
 from tests.support.model_folder import write_model
 from tests.support.objects import BUCKET, run_objects
 

@@ -10,13 +10,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob_api.wire.scores import ScoreResult
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.algorithms.base import LossInputs
 from rljob_trainer.algorithms.losses import loglinear_proximal, proximal_shares, update_loss
 from rljob_trainer.algorithms.registry import ALGORITHMS, build_algorithm
 from rljob_trainer.algorithms.rows import build_rows, denominator, episode_rewards
-from rljob_trainer.episodes.types import Episode, Group, Segment, Turn
+from rljob_trainer.episodes.types import Episode, Group, ScoredResult, Segment, Turn
 from tests.support.algorithms import algorithm_spec, rewards_of
 
 VOCABULARY, MAX_TOKENS = 5, 12
@@ -77,7 +76,7 @@ def scored_results(groups):
     for group in groups:
         for episode in group.episodes:
             if episode.score is not None:
-                episode.results = {"r0": ScoreResult(id="x", valid=True, score=episode.score)}
+                episode.results = {"r0": ScoredResult(id="x", valid=True, score=episode.score)}
     return groups
 
 

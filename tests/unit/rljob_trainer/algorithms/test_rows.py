@@ -7,7 +7,6 @@ from rljob_api.manifest.job import RLJobSpec
 from rljob_api.manifest.services.reward import Reward
 from rljob_api.wire.base import InvalidReason
 from rljob_api.wire.contract import MAX_TRAJECTORIES
-from rljob_api.wire.scores import ScoreResult
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.algorithms.base import EpisodeAdvantages
 from rljob_trainer.algorithms.registry import build_algorithm
@@ -27,6 +26,7 @@ from rljob_trainer.episodes.types import (
     Episode,
     EpisodeFailure,
     Group,
+    ScoredResult,
     Segment,
     TokenFacts,
     Turn,
@@ -59,7 +59,9 @@ def algorithm_of(rewards=None, max_tokens=10, agent=None, **algorithm):
 def results_of(**scores):
     """Return one result per reward; a score of None is an invalid result."""
     return {
-        name: ScoreResult(id="x", valid=score is not None, score=score, reason=None if score is not None else "timeout")
+        name: ScoredResult(
+            id="x", valid=score is not None, score=score, reason=None if score is not None else "timeout"
+        )
         for name, score in scores.items()
     }
 
@@ -218,7 +220,7 @@ def test_drop_sample_masks_the_sample_and_drop_group_the_group():
 
 def test_invalid_result_cannot_have_a_score():
     with pytest.raises(ValueError, match="valid with a finite score"):
-        ScoreResult(id="x", valid=False, score=0.0, reason=InvalidReason.TIMEOUT)
+        ScoredResult(id="x", valid=False, score=0.0, reason=InvalidReason.TIMEOUT)
 
 
 def test_rows_have_the_sampled_tokens_and_masked_episodes_train_on_none():

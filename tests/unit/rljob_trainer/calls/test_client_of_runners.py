@@ -8,7 +8,7 @@ from aiohttp import web
 from rljob_api.errors import UserError
 from rljob_api.wire.base import InvalidReason
 from rljob_api.wire.calls import CallRequest
-from rljob_trainer.outages.registry import OutageError, Outages
+from rljob_trainer.outages import OutageError, Outages
 from tests.support.reward_harness import until
 from tests.support.waiting import DEADLINE_SECONDS
 

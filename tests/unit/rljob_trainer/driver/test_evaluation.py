@@ -5,10 +5,9 @@ import pytest
 from rljob_api.errors import UserError
 from rljob_api.manifest.evaluation import Evaluation, list_held_out
 from rljob_api.manifest.job_sections import Data
-from rljob_api.wire.scores import ScoreResult
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.driver.evaluation import measure
-from rljob_trainer.episodes.types import EpisodeFailure, Group
+from rljob_trainer.episodes.types import EpisodeFailure, Group, ScoredResult
 from tests.support.episodes import episode
 
 
@@ -34,11 +33,11 @@ def scored(score=1.0, **results):
 
 def valid(score, **components):
     pred = components.pop("pred", None)
-    return ScoreResult(id="x", valid=True, score=score, components=components, pred=pred)
+    return ScoredResult(id="x", valid=True, score=score, components=components, pred=pred)
 
 
 def invalid(reason):
-    return ScoreResult(id="x", valid=False, reason=reason)
+    return ScoredResult(id="x", valid=False, reason=reason)
 
 
 def failed(service, reason):

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from rljob_api.errors import UserError
-from rljob_trainer.outages.registry import OutageError
+from rljob_trainer.outages import OutageError
 from tests.support.driver_harness import run_undisturbed, stop_when, wait_until
 from tests.support.waiting import DEADLINE_SECONDS
 

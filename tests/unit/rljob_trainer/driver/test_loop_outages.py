@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 
 from rljob_api.errors import UserError
-from rljob_trainer.outages.registry import OutageError
+from rljob_trainer.outages import OutageError
 from tests.support.driver_harness import run_undisturbed, wait_until
 from tests.support.skipped_time import SkippedTime
 from tests.support.waiting import DEADLINE_SECONDS

@@ -2,13 +2,13 @@
 
 import asyncio
 
-from rljob_api.wire.scores import ScoreResult
 from rljob_inputs.data.prompts import PromptSet
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.algorithms.registry import build_algorithm
 from rljob_trainer.driver.collection import CollectionPlan, Collector
 from rljob_trainer.driver.dispatcher import DispatchState
 from rljob_trainer.driver.train_lane import LaneState, TrainLane
+from rljob_trainer.episodes.types import ScoredResult
 from rljob_trainer.feed.prompt_feed import FeedState, PromptFeed, PromptSource
 from tests.support.driver_harness import make_job, wait_until
 from tests.support.episodes import episode
@@ -37,7 +37,7 @@ class Groups(Collector):
             episode(
                 index=(0, group.index, i),
                 score=score,
-                results={"correct": ScoreResult(id="x", valid=True, score=score)},
+                results={"correct": ScoredResult(id="x", valid=True, score=score)},
             )
             for i, score in enumerate(scores)
         ]

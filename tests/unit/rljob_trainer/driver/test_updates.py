@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from rljob_api.manifest.job import RLJob
-from rljob_api.wire.scores import ScoreResult
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.algorithms.registry import build_algorithm
 from rljob_trainer.driver.updates import MiniBatch, StepUpdates
-from rljob_trainer.episodes.types import Group, UpdateVersions
+from rljob_trainer.episodes.types import Group, ScoredResult, UpdateVersions
 from tests.support.driver_harness import make_job
 from tests.support.episodes import episode
 
@@ -21,7 +20,7 @@ from tests.support.episodes import episode
 def make_group(number: int) -> Group:
     group = Group(number, Prompt(number, f"p{number}", [1]))
     group.episodes = [
-        episode(index=(0, number, i), score=score, results={"correct": ScoreResult(id="x", valid=True, score=score)})
+        episode(index=(0, number, i), score=score, results={"correct": ScoredResult(id="x", valid=True, score=score)})
         for i, score in enumerate((0.0, 1.0))
     ]
     return group

@@ -10,7 +10,7 @@ import pytest
 
 from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.job import RLJob
-from rljob_inputs.hub.repository import HubAccess, find_repository
+from rljob_inputs.hub import HubAccess, find_repository
 from rljob_inputs.models.files import open_model
 from rljob_inputs.models.own_settings import load_model_settings
 from rljob_inputs.models.tokenizer import load_tokenizer
@@ -18,7 +18,7 @@ from rljob_trainer.driver.status import StatusBoard
 from rljob_trainer.failures.configuration import SourceAwayError
 from rljob_trainer.head import inputs as head_inputs
 from rljob_trainer.head.environment import Environment
-from rljob_trainer.outages.registry import OutageError, Outages
+from rljob_trainer.outages import OutageError, Outages
 from tests.support.hub import LocalHub
 from tests.support.model_folder import write_model
 from tests.support.waiting import DEADLINE_SECONDS

@@ -13,7 +13,7 @@ from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.job_sections import DataSource
 from rljob_api.run.rows import read_record, record_file, rows_file
 from rljob_api.wire.calls import RowsReply
-from rljob_inputs.errors import InputError
+from rljob_inputs.findings import InputError
 from rljob_trainer.head import inputs as rows
 from rljob_trainer.head.inputs import RowReading, Wanted, list_wanted
 from rljob_trainer.history.disk import RunDisk

@@ -3,8 +3,8 @@
 import pytest
 
 from rljob_api.run.folder import FILE_COMPLETE, checkpoint_folder
-from rljob_api.run.objects import FILE_OBJECTS, read_objects
-from rljob_inputs.errors import InputError
+from rljob_api.run.origin import FILE_OBJECTS, read_objects
+from rljob_inputs.findings import InputError
 from rljob_inputs.objects.access import ObjectAccess, split_pin
 from rljob_inputs.objects.errors import MissingObjectError
 from rljob_inputs.objects.listing import Listing, ObjectFacts

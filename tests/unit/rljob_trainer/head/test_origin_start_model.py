@@ -9,13 +9,13 @@ import pytest
 from rljob_api.manifest.status import StartModelStatus
 from rljob_api.run.folder import EXPORT, FILE_DRIVER_SUMMARY, export_folder
 from rljob_api.run.start_model import FILE_PIN, read_pin
-from rljob_inputs.errors import InputError
+from rljob_inputs.findings import InputError
+from rljob_trainer import outages as waiting
 from rljob_trainer.head.environment import Environment
 from rljob_trainer.head.origin import NotWrittenError, find_start_model, pin_start_model
 from rljob_trainer.history.disk import RunDisk
-from rljob_trainer.outages import registry as waiting
-from rljob_trainer.outages.registry import Outages
-from rljob_trainer.run_folder.location import EXPORT_PARTIAL
+from rljob_trainer.outages import Outages
+from rljob_trainer.run_folder.client import EXPORT_PARTIAL
 from tests.support.job_simulation import make_job
 
 SOURCE = "job://sums"

@@ -7,7 +7,7 @@ import aiohttp
 import pytest
 
 from rljob_api.errors import UserError
-from rljob_api.run.recent import RecentSamples
+from rljob_api.run.trajectories import RecentSamples
 from rljob_api.wire.contract import PORT_DRIVER
 from rljob_api.wire.driver_status import DriverStatus, HungPart
 from rljob_api.wire.weights import PullReport, WeightManifest
@@ -16,7 +16,7 @@ from rljob_trainer.driver.reports import RecentSampleLog
 from rljob_trainer.driver.status import StatusBoard
 from rljob_trainer.episodes.types import Group
 from rljob_trainer.head.status_server import StatusServer
-from rljob_trainer.outages.registry import Outages
+from rljob_trainer.outages import Outages
 from rljob_trainer.rollout.server import find_model
 from rljob_trainer.worker.main import announce_leave
 from tests.support.driver_harness import NETWORK, wait_until

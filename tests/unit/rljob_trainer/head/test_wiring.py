@@ -6,7 +6,7 @@ import pytest
 
 from rljob_api.run.folder import FILE_COMPLETE, checkpoint_folder
 from rljob_api.run.origin import FILE_ORIGIN
-from rljob_inputs.errors import InputError
+from rljob_inputs.findings import InputError
 from rljob_trainer.head.environment import Environment
 from rljob_trainer.head.origin import keep_origin
 from rljob_trainer.head.wiring import run_head

@@ -9,7 +9,7 @@ from rljob_api.errors import UserError
 from rljob_api.run.folder import FILE_METRICS
 from rljob_api.run.metrics import EvaluationRecord, append_records, read_metrics
 from rljob_trainer.history.disk import DiskError, RunDisk, disk_errors, find_disk_error
-from rljob_trainer.outages.registry import OutageError, Outages
+from rljob_trainer.outages import OutageError, Outages
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EROFS])

@@ -6,8 +6,15 @@ from dataclasses import replace
 import pytest
 
 from rljob_api.run.metrics import AgentNumbers, ScheduleNumbers, ToolNumbers, UpdateNumbers
-from rljob_api.wire.scores import ScoreResult
-from rljob_trainer.episodes.types import ContextBreak, EpisodeEnd, EpisodeFailure, ToolCall, Turn, UpdateMetrics
+from rljob_trainer.episodes.types import (
+    ContextBreak,
+    EpisodeEnd,
+    EpisodeFailure,
+    ScoredResult,
+    ToolCall,
+    Turn,
+    UpdateMetrics,
+)
 from rljob_trainer.history.metrics import (
     count_invalid,
     count_staleness,
@@ -27,11 +34,11 @@ def trajectory(score=None, **results):
 
 
 def valid(score, **components):
-    return ScoreResult(id="x", valid=True, score=score, components=components)
+    return ScoredResult(id="x", valid=True, score=score, components=components)
 
 
 def invalid(reason):
-    return ScoreResult(id="x", valid=False, reason=reason)
+    return ScoredResult(id="x", valid=False, reason=reason)
 
 
 def test_means_are_over_valid_results_only():

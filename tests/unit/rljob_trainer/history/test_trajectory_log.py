@@ -150,11 +150,6 @@ async def test_conversation_is_json_and_lone_surrogates_are_replaced(tmp_path):
     assert row["completion"] == "4?2"
 
 
-async def test_client_fields_are_null_for_a_plain_result(tmp_path):
-    [row] = await write(tmp_path, group_of(sample(0, correct=ScoreResult(id="x", valid=True, score=1.0))))
-    assert (row["rewards"][0]["attempts"], row["rewards"][0]["latency_seconds"]) == (None, None)
-
-
 async def test_repeated_step_replaces_its_file(tmp_path):
     await write(tmp_path, group_of(sample(0, correct=valid(1.0)), sample(1, correct=valid(1.0))))
     rows = await write(tmp_path, group_of(sample(0, text="new", correct=valid(0.0))))

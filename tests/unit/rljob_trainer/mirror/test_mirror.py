@@ -34,9 +34,9 @@ from rljob_trainer.history.run_state import (
 )
 from rljob_trainer.mirror.mirror import Mirror
 from rljob_trainer.mirror.owner import LostOwnershipError, Ownership
-from rljob_trainer.outages.registry import OutageError, Outages
+from rljob_trainer.outages import OutageError, Outages
+from rljob_trainer.run_folder.client import read_run_id
 from rljob_trainer.run_folder.file_facts import DamagedCheckpointError, describe_file
-from rljob_trainer.run_folder.location import read_run_id
 from tests.support.objects import BUCKET, run_objects
 from tests.support.waiting import DEADLINE_SECONDS
 

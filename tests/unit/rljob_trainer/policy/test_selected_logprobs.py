@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rljob_inputs.models.logits import LogitTransform
+from rljob_inputs.models.config import LogitTransform
 from rljob_trainer.policy import selected_logprobs as module
 
 

@@ -12,7 +12,7 @@ from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
 from rljob_api.wire.contract import ENV_HAND_OVER
 from rljob_trainer.policy.lora import MergeCost
-from rljob_trainer.policy.published import Published
+from rljob_trainer.policy.policy import Published
 from rljob_trainer.ranks import actor as weight_transport
 from rljob_trainer.ranks.actor import DeviceTransport, FileTransport, build_transport, choose_kind
 from rljob_trainer.weights.store import WeightStore

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from rljob_trainer.outages.registry import OutageError, Outages
+from rljob_trainer.outages import OutageError, Outages
 from rljob_trainer.replicas import pool
 from rljob_trainer.replicas.fleet import Affinity
 from rljob_trainer.replicas.pool import ReplicaPool

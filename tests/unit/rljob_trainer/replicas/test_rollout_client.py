@@ -11,7 +11,7 @@ from rljob_api.manifest.roles import RolloutRole, Sampling
 from rljob_api.wire.contract import PORT_ROLLOUT
 from rljob_api.wire.weights import PullReport, RolloutWeights, WeightManifest
 from rljob_trainer.episodes.types import Completion, PromptTooLongError
-from rljob_trainer.outages.registry import OutageError, Outages
+from rljob_trainer.outages import OutageError, Outages
 from rljob_trainer.replicas import fleet, generate
 from rljob_trainer.replicas.http import open_session
 from rljob_trainer.replicas.pull_reports import PullReports

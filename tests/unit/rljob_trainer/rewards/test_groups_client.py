@@ -16,7 +16,7 @@ from rljob_api.wire.base import InvalidReason
 from rljob_api.wire.contract import PORT_SERVICE
 from rljob_api.wire.driver_status import RewardDemand
 from rljob_api.wire.scores import ScoreRequest
-from rljob_trainer.outages.registry import OutageError, Outages
+from rljob_trainer.outages import OutageError, Outages
 from rljob_trainer.replicas.http import open_session
 from rljob_trainer.rewards.groups import RewardClient, RewardClients
 from rljob_trainer.services.demand import ScoreForecast

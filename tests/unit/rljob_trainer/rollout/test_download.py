@@ -16,7 +16,7 @@ from rljob_api.wire.weights import WeightManifest
 from rljob_trainer.rollout import download
 from rljob_trainer.rollout.download import SharedDownload
 from rljob_trainer.rollout.weight_transfer import WeightClient
-from rljob_trainer.weights.file_hash import CHUNK_BYTES, HASH_BYTES, hash_file
+from rljob_trainer.weights.checksum import CHUNK_BYTES, HASH_BYTES, hash_file
 from tests.support.loopback import next_address
 from tests.support.waiting import DEADLINE_SECONDS
 from tests.support.weight_hashes import hash_chunks

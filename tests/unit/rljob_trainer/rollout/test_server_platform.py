@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from rljob_api.errors import UserError
-from rljob_trainer.devices.choose import CudaFacts
+from rljob_trainer.devices import CudaFacts
 from rljob_trainer.rollout import server
 from rljob_trainer.rollout.server import check_platform
 

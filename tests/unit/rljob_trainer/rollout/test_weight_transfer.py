@@ -19,10 +19,8 @@ from rljob_api.manifest.roles import Lora
 from rljob_api.wire import contract
 from rljob_api.wire.weights import LocalFile, PullReport, WeightManifest
 from rljob_trainer.rollout import weight_transfer
-from rljob_trainer.rollout.lora import AdapterFolder
-from rljob_trainer.rollout.weight_transfer import EngineLoader, WeightClient
-from rljob_trainer.weights.checksum import Digest
-from rljob_trainer.weights.file_hash import hash_file
+from rljob_trainer.rollout.weight_transfer import AdapterFolder, EngineLoader, WeightClient
+from rljob_trainer.weights.checksum import Digest, hash_file
 from rljob_trainer.weights.mapped import MappedFile, boot_id
 from tests.support.loopback import next_address
 from tests.support.waiting import DEADLINE_SECONDS

@@ -12,8 +12,7 @@ import torch
 from safetensors.torch import load
 
 from rljob_api.errors import TransientError
-from rljob_trainer.weights.checksum import digest_tensors
-from rljob_trainer.weights.file_hash import hash_file
+from rljob_trainer.weights.checksum import digest_tensors, hash_file
 from rljob_trainer.weights.mapped import MappedFile, TensorSpec
 from rljob_trainer.weights.store import WeightStore
 from tests.support.loopback import next_address

@@ -179,7 +179,8 @@ class _History:
 
     def _find_answer(self, item: Mapping[str, Any], place: int) -> Message:
         """Return the message of the answer to which the item belongs."""
-        names = _read_names(item)
+        found = {"id": _ITEM_ID.fullmatch(str(item.get("id"))), "call_id": _CALL_ID.fullmatch(str(item.get("call_id")))}
+        names = {kind: match[1] for kind, match in found.items() if match}
         answer = next((self._answers[name] for name in names.items() if name in self._answers), None)
         if answer is None and self._last is not None and self._last.continues_with(names, place):
             answer = self._last
@@ -191,12 +192,6 @@ class _History:
         self._answers.update(dict.fromkeys(names.items(), answer))
         self._last = answer
         return answer.message
-
-
-def _read_names(item: Mapping[str, Any]) -> dict[str, str]:
-    """Return the names of the answer that the item has: in its id the answer's id, in the call's its number."""
-    found = {"id": _ITEM_ID.fullmatch(str(item.get("id"))), "call_id": _CALL_ID.fullmatch(str(item.get("call_id")))}
-    return {kind: match[1] for kind, match in found.items() if match}
 
 
 def _as_text_parts(content: Any) -> Any:

@@ -13,8 +13,7 @@ import termios
 import pytest
 
 from rljob_service.worker.sandbox import seccomp
-from rljob_service.worker.sandbox.seccomp import ALLOW, KILL, NOTIFY, refuse
-from rljob_service.worker.sandbox.syscall_numbers import AUDIT_ARCH, numbers
+from rljob_service.worker.sandbox.seccomp import ALLOW, AUDIT_ARCH, KILL, NOTIFY, numbers, refuse
 
 OWN, SERVER, OTHER = 4000, 1, 5000
 MACHINES = sorted(AUDIT_ARCH)

@@ -1,0 +1,46 @@
+import json
+
+import pytest
+
+from rljob_api.generate import crd
+from rljob_api.generate.crd import ANNOTATION_LIMIT_BYTES, measure_annotation, shorten_repeated
+from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.services.reward import RewardModel
+
+LONG = "Maximum failures, e.g. 6; one more fails. Rollouts count per Pod."
+FIRST = "Maximum failures, e.g. 6; one more fails."
+
+
+def field(description, **more):
+    return {"type": "object", "description": description} | more
+
+
+@pytest.mark.parametrize("model", [RLJob, RewardModel])
+def test_plain_kubectl_apply_has_room_to_grow(model):
+    num_bytes = measure_annotation(crd.build_crd(model))
+    assert num_bytes < 0.9 * ANNOTATION_LIMIT_BYTES, "shorten the docstrings of types that many fields have"
+
+
+def test_a_repeated_description_is_its_first_sentence():
+    schema = {
+        "properties": {
+            "a": field(LONG),
+            "b": {"type": "array", "items": field(LONG)},
+            "c": {"additionalProperties": field(LONG, properties={"d": field("One.")})},
+            "e": field("One."),
+            "f": {"type": "array", "items": field("One.")},
+        }
+    }
+    found = shorten_repeated(schema)["properties"]
+    assert found["a"]["description"] == LONG
+    assert found["b"] == {"type": "array", "items": field(FIRST)}
+    assert found["c"]["additionalProperties"] == field(FIRST, properties={"d": field("One.")})
+    assert found["e"] == field("One.")
+    assert "description" not in found["f"]["items"], "kubectl explain shows that of the field"
+    assert schema["properties"]["b"]["items"]["description"] == LONG, "the reference is made from the same schema"
+
+
+def test_the_annotation_counts_what_go_escapes():
+    manifest = {"rule": "a <= b && é"}
+    plain = len(json.dumps(manifest, separators=(",", ":"), ensure_ascii=False).encode())
+    assert measure_annotation(manifest) == plain + 3 * 5

@@ -47,6 +47,7 @@ class PullerHarness:
         self.num_in_use = 0
         """Files that were fetched and not released."""
         self.cancelled: list[str] = []
+        self.transfer_bytes = 7
         self.loaded: list[str] = []
         self.slept: list[float] = []
 

@@ -13,7 +13,9 @@ with the copies of the same bytes, with all threads, that follow it: a machine's
     load      of the slowest receiver
     digest    of all parameters, outside of the caches, with all threads of the publisher
 
-`http` receivers download; `local` ones see the publisher's file, as under `rljob run`. Last line: one JSON object.
+`http` receivers download; `local` ones see the publisher's file, as under `rljob run`. With --learning-rate, a version
+is an update of the one before, by that rate in fp32, as AdamW moves a parameter at most; `bytes_over_file` is what came
+of it. Last line: one JSON object.
 """
 
 from __future__ import annotations
@@ -53,6 +55,8 @@ HIDDEN_BY_GIGABYTES = ((0.15, 576), (0.6, 896), (1.5, 1152), (4.0, 1536))
 """The hidden size of models up to this size."""
 VOCABULARY = 32_000
 NUM_RANDOM = 1 << 22
+SCALE = 0.02
+"""Standard deviation of parameters that are updated."""
 NUM_COPIES = 3
 """After each version."""
 PARTS = ("publish", "sync", "both", "transfer", "pause", "load", "digest")
@@ -186,12 +190,16 @@ async def receive(num_bytes: float) -> None:
                 "transfer": served.transfer_seconds,
                 "pause": served.pause_seconds,
                 "load": served.load_seconds,
+                "bytes": served.transfer_bytes,
             }
             print(json.dumps(line), flush=True)
 
 
-def measure(gigabytes: float, num_receivers: int, num_versions: int, *, is_local: bool) -> dict[str, Any]:
+def measure(
+    gigabytes: float, num_receivers: int, num_versions: int, learning_rate: float, *, is_local: bool
+) -> dict[str, Any]:
     parameters = build_parameters(gigabytes * GIGABYTE)
+    masters = {name: tensor.float().mul_(SCALE) for name, tensor in parameters.items()} if learning_rate else {}
     copies = {name: torch.empty_like(tensor).fill_(1) for name, tensor in parameters.items()}
     unit = choose_unit(parameters.values(), num_shards=1)
     num_threads = max(1, len(os.sched_getaffinity(0)) // num_receivers)
@@ -208,6 +216,8 @@ def measure(gigabytes: float, num_receivers: int, num_versions: int, *, is_local
         for receiver in receivers:
             receiver.next()
         for version in range(NUM_FIRST + num_versions):
+            for name, master in masters.items():
+                parameters[name].copy_(master.add_(torch.randn_like(master).sign_(), alpha=learning_rate))
             begin = time.perf_counter()
             specs = {name: TensorSpec.of(tensor) for name, tensor in parameters.items()}
             manifest = store.publish_stream(specs, parameters.items(), "bench", version, unit)
@@ -216,7 +226,7 @@ def measure(gigabytes: float, num_receivers: int, num_versions: int, *, is_local
             for receiver in receivers:
                 receiver.announce(manifest if is_local else manifest.model_copy(update={"local": None}))
             lines = [receiver.next() for receiver in receivers]
-            figures = {part: max(line[part] for line in lines) for part in ("transfer", "pause", "load")}
+            figures = {part: max(line[part] for line in lines) for part in ("transfer", "pause", "load", "bytes")}
             sync_seconds = max(line["served_at"] for line in lines) - announced_at
             figures |= {"publish": publish_seconds, "sync": sync_seconds, "both": publish_seconds + sync_seconds}
             begin = time.perf_counter()
@@ -237,6 +247,7 @@ def measure(gigabytes: float, num_receivers: int, num_versions: int, *, is_local
         "copy_seconds": round(statistics.median(copied), 4),
         "seconds": {part: round(seconds[part], 4) for part in PARTS},
         "over_copy": {part: round(ratio, 2) for part, ratio in over_copy.items()},
+        "bytes_over_file": round(statistics.median(figures["bytes"] for figures in measured) / num_bytes, 4),
         "first_version_seconds": {part: round(first[part], 4) for part in ("publish", "sync")},
     }
 
@@ -263,6 +274,7 @@ def main() -> None:
     parser.add_argument("--receivers", type=int, nargs="+", default=[1])
     parser.add_argument("--versions", type=int, default=4, help="measured for each line")
     parser.add_argument("--transfer", choices=["local", "http"], nargs="+", default=["local", "http"])
+    parser.add_argument("--learning-rate", type=float, default=0.0)
     parser.add_argument("--receive", type=float, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.receive:
@@ -272,7 +284,9 @@ def main() -> None:
     for gigabytes in args.gigabytes:
         for num_receivers in args.receivers:
             for transfer in args.transfer:
-                results.append(measure(gigabytes, num_receivers, args.versions, is_local=transfer == "local"))
+                results.append(
+                    measure(gigabytes, num_receivers, args.versions, args.learning_rate, is_local=transfer == "local")
+                )
                 print(json.dumps(results[-1]), file=sys.stderr)
     report(results)
     print(json.dumps({"results": results}))

@@ -229,6 +229,9 @@ class StepRecord(TurnNumbers, ScheduleNumbers, UpdateNumbers, RewardNumbers, Epi
     """For how long a rollout paused for its weights: the mean over rollouts."""
     transfer_seconds: Seconds | None = None
     """Time until a rollout had its weights: the mean over rollouts."""
+    transfer_bytes: Annotated[float, Unit("bytes")] | None = None
+    """Bytes that a rollout got for its weights, what changed where that is less: the mean over rollouts. 0: it reads
+    the file in place."""
     weight_version: Count = 0
     """Version of the weights after the step."""
     weight_digest: str = ""

@@ -79,6 +79,8 @@ class RolloutWeights(WeightVersion):
     """Time for which the last update paused generation."""
     transfer_seconds: float = 0.0
     """Time until the last update could be loaded: its download, if there was one. Not part of the pause."""
+    transfer_bytes: int = 0
+    """What came for the last update: less than the file where that has what changed. 0: it was read in place."""
     load_seconds: float = 0.0
     """Time to load the last update into the engine. Part of the pause."""
     error: str = ""

@@ -243,6 +243,7 @@ class Ledger:
             tokens_per_second=num_tokens / generating if generating and num_tokens else None,
             pause_seconds=mean(weights.pause_seconds for weights in served),
             transfer_seconds=mean(weights.transfer_seconds for weights in served),
+            transfer_bytes=mean(weights.transfer_bytes for weights in served),
             weight_version=step,
             weight_digest=self._digest,
             merged_share=self._merged_share,

@@ -1,11 +1,14 @@
 """One download of a weight file, in threads: from sockets into the mapped file, and verified in the cache.
 
-    publisher --(hashes of all chunks)--> 2 threads: parts of the file
+    publisher --(hashes of all chunks)--> 2 threads: parts of the file, or what changed in them
     peers ----(hashes of what they have)--> 2 threads: parts that they have         chooses: Sources
 
 The hashes of verified chunks are entered in what other replicas see, at once. Invariant: run()
 returns only if the file has the announced hash. An error of a peer costs the part that it sent, one of the publisher
 the download.
+
+The file has the version before, if that was verified: a part is first requested as what changed since then, and any
+further time whole.
 
 `Sources` is pure: which part a receiver requests next, from the publisher or from a peer. A peer is another replica
 that downloads the same file, or has it. Parts are requested from the publisher in random order, so that receivers that
@@ -28,15 +31,16 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TypeVar, cast
 from urllib.parse import urlsplit
 
 from rljob_api.errors import TransientError
 from rljob_api.wire.contract import PORT_WEIGHTS
 from rljob_api.wire.discovery import listening_port
 from rljob_api.wire.weights import WeightManifest
+from rljob_trainer.weights import deltas
 from rljob_trainer.weights.checksum import CHUNK_BYTES, HASH_BYTES, hash_chunk, hash_file
-from rljob_trainer.weights.file_server import ServedFile, WeightServer
+from rljob_trainer.weights.file_server import BASE_HEADER, LENGTH_BYTES, ServedFile, WeightServer
 
 
 class SharedDownload:
@@ -61,12 +65,12 @@ class SharedDownload:
         if self._server is not None:
             self._server.close()
 
-    def begin(self, manifest: WeightManifest, data: memoryview) -> bytearray:
-        """Serve the file mapped at `data` from now on, which has no part of the announced file yet. Return where to
-        enter the hashes of its chunks as they are verified."""
-        hashes = bytearray(-(-manifest.num_bytes // CHUNK_BYTES) * HASH_BYTES)
-        self._current = manifest.url.rpartition("/")[2], ServedFile(data, hashes)
-        return hashes
+    def begin(self, manifest: WeightManifest, data: memoryview, base: str) -> ServedFile:
+        """Serve the file mapped at `data` from now on, which has no part of the announced file yet, but the version
+        with the hash `base`. Return where to enter the hashes of its chunks as they are verified, and deltas."""
+        file = ServedFile(data, bytearray(-(-manifest.num_bytes // CHUNK_BYTES) * HASH_BYTES), base)
+        self._current = manifest.url.rpartition("/")[2], file
+        return file
 
     @contextlib.contextmanager
     def _find(self, name: str) -> Iterator[ServedFile | None]:
@@ -152,6 +156,8 @@ logger = logging.getLogger(__name__)
 _CHUNKS_PER_PART = 16
 _NUM_CONNECTIONS = 2
 """To the publisher, and as many to peers."""
+_NUM_CHANGES_CONNECTIONS = 8
+"""Instead, to the publisher for what changed: each is a thread there that looks for it, at about 1 GB/s."""
 _CONNECT_SECONDS, _READ_SECONDS = 10, 60
 _PEER_SECONDS = 3
 """To connect to a peer, and between its packets."""
@@ -164,10 +170,14 @@ Work = TypeVar("Work")
 
 class Download:
     def __init__(
-        self, manifest: WeightManifest, token: str, verified: bytearray, record_received: Callable[[int], None]
+        self, manifest: WeightManifest, token: str, file: ServedFile, record_received: Callable[[int], None]
     ) -> None:
-        """`verified` gets the hashes of verified chunks. `record_received` gets the number of bytes so far."""
-        self._manifest, self._verified, self._record_received = manifest, verified, record_received
+        """`file` gets the content, the hashes of verified chunks, and the deltas that came. `record_received` gets the
+        number of bytes so far."""
+        self._manifest, self._file, self._record_received = manifest, file, record_received
+        self._verified = cast(bytearray, file.hashes)
+        self.num_transferred = 0
+        """Bytes that came for them."""
         self._headers = {"Authorization": f"Bearer {token}"}
         address = urlsplit(manifest.url)
         self._publisher, self._path = address.netloc, address.path
@@ -175,20 +185,22 @@ class Download:
         self._sources = Sources(-(-num_chunks // _CHUNKS_PER_PART), manifest.peers, random.Random())
         self._hashes = b""
         self._num_received = 0
+        self._touched: set[int] = set()
+        """Parts that were requested: they may no longer have the version before."""
         self._changed = threading.Condition()
         """Protects all that follows, the sources and the number of received bytes."""
         self._error: BaseException | None = None
         self._connections: set[http.client.HTTPConnection] = set()
 
-    def run(self, target: memoryview) -> None:
-        """Fill `target`. Raise TransientError if the publisher does not have the announced file."""
-        workers = [self._follow_publisher] * _NUM_CONNECTIONS
+    def run(self) -> None:
+        """Fill the file. Raise TransientError if the publisher does not have the announced file."""
+        workers = [self._follow_publisher] * (_NUM_CHANGES_CONNECTIONS if self._file.base else _NUM_CONNECTIONS)
         workers += [self._follow_peers] * (_NUM_CONNECTIONS if self._manifest.peers else 0)
         self._attempt(self._fetch_hashes)
         if self._error is None:
             with ThreadPoolExecutor(len(workers), thread_name_prefix="download") as threads:
                 for worker in workers:
-                    threads.submit(self._attempt, worker, target)
+                    threads.submit(self._attempt, worker)
         if self._error is not None:
             raise TransientError(f"{self._manifest.url}: {type(self._error).__name__}: {self._error}") from self._error
 
@@ -217,13 +229,13 @@ class Download:
         if (found := hash_file(self._hashes)) != self._manifest.file_hash:
             raise TransientError(f"expected a file with hash {self._manifest.file_hash}, got {found}")
 
-    def _follow_publisher(self, target: memoryview) -> None:
+    def _follow_publisher(self) -> None:
         with self._connect(self._publisher, _CONNECT_SECONDS, _READ_SECONDS) as connection:
             while (part := self._wait_for(self._sources.take)) is not None:
-                self._receive(connection, target, part)
+                self._receive(connection, part)
                 self._record(self._sources.record_received)
 
-    def _follow_peers(self, target: memoryview) -> None:
+    def _follow_peers(self) -> None:
         with contextlib.ExitStack() as stack:
             connections: dict[str, http.client.HTTPConnection] = {}
             while (work := self._wait_for(self._take_from_peer)) is not None:
@@ -234,7 +246,7 @@ class Download:
                     if part is None:
                         self._record(self._sources.record_offers, name, self._find_offers(connections[name]))
                     else:
-                        self._receive(connections[name], target, part, time.monotonic() + _PEER_PART_SECONDS)
+                        self._receive(connections[name], part, time.monotonic() + _PEER_PART_SECONDS)
                         self._record(self._sources.record_received, name)
                 except (OSError, http.client.HTTPException, TransientError) as error:
                     logger.info("no more weights from peer %s: %s: %s", name, type(error).__name__, error)
@@ -289,28 +301,39 @@ class Download:
         connection.request("GET", f"{self._path}/hashes", headers=self._headers)
         return _check(connection.getresponse(), http.HTTPStatus.OK, num_bytes).read()
 
-    def _receive(
-        self, connection: http.client.HTTPConnection, target: memoryview, part: int, deadline: float | None = None
-    ) -> None:
+    def _receive(self, connection: http.client.HTTPConnection, part: int, deadline: float | None = None) -> None:
         """Receive and verify a part. Raise TransientError after an unexpected response, and at a wrong chunk."""
-        first, end = (
-            part * _CHUNKS_PER_PART * CHUNK_BYTES,
-            min((part + 1) * _CHUNKS_PER_PART * CHUNK_BYTES, len(target)),
-        )
+        target = self._file.data
+        first = part * _CHUNKS_PER_PART * CHUNK_BYTES
+        end = min(first + _CHUNKS_PER_PART * CHUNK_BYTES, len(target))
         headers = self._headers | {"Range": f"bytes={first}-{end - 1}"}
+        if self._file.base and part not in self._touched:
+            headers[BASE_HEADER] = self._file.base
+        self._touched.add(part)
         connection.request("GET", self._path, headers=headers)
-        response = _check(connection.getresponse(), http.HTTPStatus.PARTIAL_CONTENT, end - first)
+        response = connection.getresponse()
+        if is_delta := response.status == http.HTTPStatus.IM_USED:
+            self.num_transferred += response.length or 0
+        else:
+            _check(response, http.HTTPStatus.PARTIAL_CONTENT, end - first)
+            self.num_transferred += end - first
         for begin in range(first, end, CHUNK_BYTES):
             chunk = target[begin : min(begin + CHUNK_BYTES, end)]
-            received = 0
-            while received < len(chunk):
-                # Not readinto, which would wait for the whole chunk.
-                num_bytes = response.fp.readinto1(chunk[received:])
-                if not num_bytes:
-                    raise TransientError(f"the response ended after {begin - first + received} bytes")
-                if deadline is not None and time.monotonic() > deadline:
-                    raise TransientError("too slow")
-                received += num_bytes
+            size = len(chunk)
+            if is_delta:
+                _read(response, memoryview(length := bytearray(LENGTH_BYTES)), deadline)
+                size = int.from_bytes(length, "little")
+            if size < len(chunk):
+                _read(response, memoryview(delta := bytearray(size)), deadline)
+                try:
+                    deltas.apply(bytes(delta), chunk)
+                except ValueError as error:
+                    raise TransientError(str(error)) from error
+                self._file.deltas[begin // CHUNK_BYTES] = bytes(delta)
+            elif size == len(chunk):
+                _read(response, chunk, deadline)
+            else:
+                raise TransientError(f"a chunk of {size} bytes")
             self._verify(chunk, begin // CHUNK_BYTES)
         response.close()  # the connection can be used again
 
@@ -322,6 +345,19 @@ class Download:
         with self._changed:
             self._num_received += len(chunk)
             self._record_received(self._num_received)
+
+
+def _read(response: http.client.HTTPResponse, target: memoryview, deadline: float | None) -> None:
+    """Fill `target` from the response."""
+    received = 0
+    while received < len(target):
+        # Not readinto, which would wait for the whole chunk.
+        num_bytes = response.fp.readinto1(target[received:])
+        if not num_bytes:
+            raise TransientError(f"the response ended after {received} of {len(target)} bytes")
+        if deadline is not None and time.monotonic() > deadline:
+            raise TransientError("too slow")
+        received += num_bytes
 
 
 def _check(response: http.client.HTTPResponse, status: int, num_bytes: int) -> http.client.HTTPResponse:

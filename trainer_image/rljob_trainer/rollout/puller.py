@@ -190,10 +190,11 @@ class WeightPuller:
         if state.is_asleep:
             return
         served.transfer_seconds = transfer_seconds
+        served.transfer_bytes = self.client.transfer_bytes if path is not None else 0
         state.record_change(is_broken=False, error="", serving=served)
         logger.info(
-            "serving weights %s: transfer %.3f s, pause %.3f s, including load %.3f s",
-            *(manifest.key, transfer_seconds, served.pause_seconds, served.load_seconds),
+            "serving weights %s: transfer %.3f s (%d bytes), pause %.3f s, including load %.3f s",
+            *(manifest.key, transfer_seconds, served.transfer_bytes, served.pause_seconds, served.load_seconds),
         )
 
     def _record_received(self, num_bytes: int) -> None:

@@ -85,6 +85,10 @@ class WeightClient:
         """The publisher's."""
         self._own: MappedFile | None = None
         """The file for downloads. Its memory is used again, since the first touch of a page costs most."""
+        self._own_hash = ""
+        """Hash of its content; empty while a download changes it, and after one that failed."""
+        self.transfer_bytes = 0
+        """That came for the last file; 0 for one that is read in place."""
         self._locked: MappedFile | None = None
 
     async def close(self) -> None:
@@ -111,6 +115,7 @@ class WeightClient:
         """Return a file with the announced weights, which does not change until release(): the publisher's own if this
         process sees it, else a verified download. TransientError if there is none."""
         self.release()
+        self.transfer_bytes = 0
         path = self._find_local(manifest)
         return path if path is not None else await self._download(manifest, record_received)
 
@@ -149,21 +154,23 @@ class WeightClient:
             if self._own is not None:
                 path.unlink()
                 self._own.close()
-                self._own = None
+                self._own, self._own_hash = None, ""
             self._own = MappedFile(path, num_bytes=manifest.num_bytes)
+        base, self._own_hash = self._own_hash, ""  # until all of it has another version
         loop = asyncio.get_running_loop()
 
         def record(num_bytes: int) -> None:
             loop.call_soon_threadsafe(record_received, num_bytes)
 
-        download = Download(manifest, self._token, self._shared.begin(manifest, self._own.data), record)
-        thread = loop.run_in_executor(None, download.run, self._own.data)
+        download = Download(manifest, self._token, self._shared.begin(manifest, self._own.data, base), record)
+        thread = loop.run_in_executor(None, download.run)
         try:
             await asyncio.shield(thread)
         except asyncio.CancelledError:
             download.stop()
             await asyncio.wait({thread})  # it writes to the file until it has ended
             raise
+        self._own_hash, self.transfer_bytes = manifest.file_hash, download.num_transferred
         return path
 
 

@@ -16,7 +16,7 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -164,6 +164,11 @@ class _Slot:
         self.num_readers = 0
         self.hashes = b""
         """Hashes of the chunks."""
+        self.header = b""
+        self.base: _Slot | None = None
+        """The version before, while it is kept and has the same tensors."""
+        self.deltas: dict[int, bytes] = {}
+        """See `ServedFile`."""
 
     def rename(self, path: Path) -> None:
         self.path = self.path.replace(path)
@@ -215,11 +220,15 @@ class WeightStore:
         for name, tensor in tensors:
             writer.add(name, tensor)
         slot.hashes, digest = writer.finish()
+        slot.header, slot.deltas = layout.header, {}
         slot.rename(slot.path.with_name(f"{generation}-{version}.safetensors"))
         slot.file.unlock()
         with self._lock:
+            last = self._published[-1] if self._published else None
+            slot.base = last if last is not None and last.header == slot.header else None
             published = [*self._published, slot]
             self._published, self._spare = published[-NUM_KEPT_VERSIONS:], None
+            self._published[0].base = None  # the next version is written there
             for old in published[:-NUM_KEPT_VERSIONS]:
                 self._spare = old
         device, inode = slot.file.identity
@@ -255,13 +264,19 @@ class WeightStore:
         # Serve published files only: never join the URL to a folder.
         with self._lock:
             found = next((slot for slot in self._published if slot.path.name == name), None)
-            if found is not None:
-                found.num_readers += 1
+            base = found.base if found is not None else None
+            slots = [slot for slot in (found, base) if slot is not None]
+            for slot in slots:
+                slot.num_readers += 1
         if found is None:
             yield None
             return
+        served = ServedFile(found.file.data, found.hashes)
+        if base is not None:
+            served = replace(served, base=hash_file(base.hashes), base_data=base.file.data, deltas=found.deltas)
         try:
-            yield ServedFile(found.file.data, found.hashes)
+            yield served
         finally:
             with self._lock:
-                found.num_readers -= 1
+                for slot in slots:
+                    slot.num_readers -= 1

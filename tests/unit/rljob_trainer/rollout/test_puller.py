@@ -47,6 +47,7 @@ class PullerHarness:
         self.num_in_use = 0
         """Files that were fetched and not released."""
         self.cancelled: list[str] = []
+        self.transfer_bytes = 7
         self.loaded: list[str] = []
         self.slept: list[float] = []
 
@@ -141,6 +142,7 @@ async def test_puller_serves_the_announced_weights_and_reports_its_download_time
     serving = harness.state.serving
     assert (serving.key, serving.file_hash, serving.checksum) == ("g1:4", "s", "c-g1-4")
     assert serving.transfer_seconds >= 0.01
+    assert serving.transfer_bytes == 7
     assert harness.queries[:2] == ["", "g1:4"], "the long poll names the announced version"
 
 

@@ -128,6 +128,7 @@ def main(arguments: list[str]) -> int:
     with socket.socket(fileno=handover) as sock:
         missing = sandbox.enter(settings, worker_sandbox, sock)
     home = os.getcwd()
+    mounted = [entry.path for entry in os.scandir(worker_sandbox.temporary)]
     _limit_cpu(settings)
     sys.path.append(worker_sandbox.modules)
     if settings.is_shared and settings.serves == EPISODES:
@@ -145,7 +146,7 @@ def main(arguments: list[str]) -> int:
     report: dict[str, Any] = {"entrypoint": bound.entrypoint, "signature": bound.signature, "missing": missing}
     report |= {"reads": sorted(bound.reads), "takes_groups": bound.takes_groups, "tools": bound.tools}
     others = [] if sandbox.lacks(missing, sandbox.PRIVATE_SHM) else [private_folders.SHARED_MEMORY]
-    cleaner = ScratchCleaner(home, worker_sandbox.temporary, *others)
+    cleaner = ScratchCleaner(home, worker_sandbox.temporary, *others, left_out=mounted)
     executor = Executor(bound, settings)
     try:
         calls = ForkedCalls(executor.answer, [descriptor]) if settings.isolation == REQUEST else None

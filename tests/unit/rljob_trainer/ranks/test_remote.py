@@ -18,7 +18,9 @@ class Rank:
 def test_actor_has_the_methods_of_a_rank():
     own = [name for name, each in vars(actor.RankProcess).items() if callable(each) and not name.startswith("_")]
     assert sorted(METHODS) == sorted(own)
-    assert set(GROUPS) <= set(METHODS)
+    assert build_actor().__ray_metadata__.method_meta.concurrency_group_for_methods == GROUPS, (
+        "others run in one thread"
+    )
 
 
 def test_actor_passes_calls_on_to_the_rank_of_its_process(monkeypatch):

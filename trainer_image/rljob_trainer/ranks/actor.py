@@ -39,9 +39,8 @@ from rljob_trainer.policy.published import Published
 from rljob_trainer.policy.update_metrics import RankMetrics
 from rljob_trainer.ranks.device_memory import configure_allocator, held_bytes, release_unused
 from rljob_trainer.ranks.failures import typed_errors
-from rljob_trainer.ranks.ray_node import ENV_NUM_THREADS
-from rljob_trainer.ranks.remote import PROCESS_NAME, RankFacts
-from rljob_trainer.ranks.results import RowFacts, split_facts
+from rljob_trainer.ranks.ray_node import ENV_NUM_THREADS, PROCESS_NAME
+from rljob_trainer.ranks.results import RankFacts, RowFacts, split_facts
 from rljob_trainer.run_folder.client import RemoteFolder, reach
 from rljob_trainer.run_folder.file_facts import Checkpoint, FileFacts
 from rljob_trainer.run_folder.location import RunFolder

@@ -48,8 +48,8 @@ from rljob_trainer.ranks.rank_watch import (
     wait_for,
 )
 from rljob_trainer.ranks.ray_node import is_listening
-from rljob_trainer.ranks.remote import RankFacts, build_actor
-from rljob_trainer.ranks.results import UpdateCounts, scatter_facts, summarize_update
+from rljob_trainer.ranks.remote import build_actor
+from rljob_trainer.ranks.results import RankFacts, UpdateCounts, scatter_facts, summarize_update
 from rljob_trainer.run_folder.file_facts import Checkpoint, FileFacts
 from rljob_trainer.run_folder.location import RunFolder
 

@@ -14,6 +14,8 @@ from rljob_api.wire.ports import listening_port
 
 ENV_NUM_THREADS = "RLJOB_NUM_THREADS"
 """The user's OMP_NUM_THREADS, which the worker passes to its ranks: Ray sets that variable to 1."""
+PROCESS_NAME = b"ray::RankProcess"
+"""How the command line of a rank begins."""
 _CONNECT_SECONDS = 2.0
 
 

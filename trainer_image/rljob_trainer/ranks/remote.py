@@ -1,39 +1,24 @@
-"""The Ray actor of a rank as the head knows it: its methods by name, and its first report.
+"""The Ray actor of a rank as the head knows it: its methods by name.
 
 The head imports no torch, which takes seconds and hundreds of MiB: the actor imports `actor` in its own process.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import ray
 from ray.actor import ActorClass
-
-from rljob_api.wire.driver_status import TrainerChoices
-from rljob_trainer.policy.layout import Layout
 
 SAVES = "saves"
 """Ray's concurrency group of `wait_for_save`: it waits next to the other methods, which all run in one thread."""
 BEATS = "beats"
 """That of what a rank says while it works."""
-PROCESS_NAME = b"ray::RankProcess"
-"""How the command line of a rank begins."""
 GROUPS: dict[str, str] = {"wait_for_save": SAVES, "beat": BEATS, "dump_stacks": BEATS, "describe_process": BEATS}
 METHODS = (
     "describe", "start", "inspect", "score", "accumulate", "apply", "set_steps", "publish", "give_weights",
     "withdraw_weights", "save", "export", "free", "restore", "close", *GROUPS,
 )  # fmt: skip
 """Those of actor.RankProcess."""
-
-
-class RankFacts(NamedTuple):
-    """What the ranks have decided at their start, by the model and the devices."""
-
-    layout: Layout
-    """How rows may share micro-batches."""
-    choices: TrainerChoices
-    why_file: str
-    """Why weights come to the rollouts through a file, although the devices are shared; else empty."""
 
 
 def build_actor() -> ActorClass[Any]:

@@ -261,6 +261,11 @@ images: $(DEVELOP) ## Build the images with docker or buildah; as root on Debian
 bench-reward: $(DEVELOP) ## Reward server against a bare aiohttp echo and a process pool: 1 to 16,000 in flight, and open arrivals
 	$(BIN)/python bench/reward.py
 
+.PHONY: bench-start
+bench-start: $(DEVELOP) ## CPU seconds and time from `rljob run` of the quickstart to the end of its first step (ARGS="--against FOLDER"; 4 minutes)
+	$(BIN)/python examples/prepare.py quickstart
+	$(BIN)/python bench/start.py $(ARGS)
+
 .PHONY: bench-driver
 bench-driver: $(DEVELOP) ## The driver's event loop under 8,192 episodes of 4,000 tokens, while /status is polled (2 minutes, 6 GiB)
 	$(BIN)/python bench/driver.py $(ARGS)

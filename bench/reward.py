@@ -37,10 +37,10 @@ import psutil
 LEVELS = (1, 8, 64, 512, 1024, 4096, 16000)
 LOADS = (0.25, 0.5, 0.75)
 """Fractions of the best closed rate of the reward server."""
-NUM_ROUNDS = 3
+NUM_ROUNDS = 5
 """Rounds of each level and load; one of the levels that take long."""
 SECONDS_PER_ROUND = 2.0
-MAX_LEVEL_WITH_ROUNDS = 1024
+MAX_LEVEL_WITH_ROUNDS = 4096
 WARM_UP_LEVEL = 64
 MIN_REQUESTS_PER_SECOND = 800
 """Rate on a busy machine: a level lasts long enough for one response per in-flight request."""

@@ -14,6 +14,12 @@ Kill = Callable[[InvalidReason, str], None]
 """Fails a running request with this reason and message. Not to be called after its result."""
 
 
+class Callback(Protocol):
+    def __call__(self, result: ExecutionResult, computed_seconds: float | None = None) -> None:
+        """`computed_seconds`: the CPU time of an execution that did nothing but compute; None if it has waited for
+        something, or if that is unknown."""
+
+
 class SlotPool(Protocol):
     """Slots of one service. Calls on_idle when one has become idle."""
 
@@ -39,7 +45,7 @@ class SlotPool(Protocol):
     async def start_first(self) -> StartupReport:
         """Make the pool able to serve. Raise UserError if the service cannot start."""
 
-    def start(self, body: bytes, num_samples: int, callback: Callable[[ExecutionResult], None]) -> Kill:
+    def start(self, body: bytes, num_samples: int, callback: Callback) -> Kill:
         """Run one request in an idle slot, and later call `callback` with its result. Return what kills it."""
 
     def ensure(self, demand: int) -> None:

@@ -17,7 +17,7 @@ from rljob_service.models.execution import ExecutionProgress, NoScoreError, Scor
 from rljob_service.models.metrics import UpstreamMetrics
 from rljob_service.models.shared_engines import AwayError
 from rljob_service.results import ExecutionResult, Reply, SampleReply, StartupReport, UserCallReply, failure
-from rljob_service.slots import Kill
+from rljob_service.slots import Callback, Kill
 
 _MAX_POLL_SECONDS = 1.0
 """Maximum time between checks of the rate limiter, which may admit earlier than it estimated."""
@@ -126,7 +126,7 @@ class ModelSlotPool:
     async def start_first(self) -> StartupReport:
         return await self._backend.start()
 
-    def start(self, body: bytes, num_samples: int, callback: Callable[[ExecutionResult], None]) -> Kill:
+    def start(self, body: bytes, num_samples: int, callback: Callback) -> Kill:
         if self._limited_since is not None:
             since, limit = self._limited_since
             self._limited_since = None

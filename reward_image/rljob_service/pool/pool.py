@@ -22,9 +22,9 @@ from rljob_api.wire.base import InvalidReason
 from rljob_service.pool.isolation import Isolation
 from rljob_service.pool.process import WorkerProcess
 from rljob_service.pool.shared_files import Share, SharedFolder, count_shares
-from rljob_service.pool.worker_slots import Callback, WorkerSlots, draw_max_requests
+from rljob_service.pool.worker_slots import WorkerSlots, draw_max_requests
 from rljob_service.results import StartupReport
-from rljob_service.slots import Kill
+from rljob_service.slots import Callback, Kill
 from rljob_service.worker.settings import FunctionSettings
 
 logger = logging.getLogger(__name__)

@@ -30,8 +30,9 @@ from rljob_service.pool.import_watch import StackPipe
 from rljob_service.pool.isolation import Isolation
 from rljob_service.pool.seccomp_supervisor import SeccompSupervisor
 from rljob_service.pool.shared_requests import SharedRequests
-from rljob_service.pool.worker_slots import Callback, RunningRequests, has_failed
+from rljob_service.pool.worker_slots import RunningRequests, has_failed
 from rljob_service.results import ExecutionResult, StartupReport, failure
+from rljob_service.slots import Callback
 from rljob_service.worker.code.code_output import describe_end
 from rljob_service.worker.process import frames, scratch
 from rljob_service.worker.sandbox import PRIVATE_SHM, lacks, private_folders
@@ -246,19 +247,20 @@ class WorkerProcess(asyncio.Protocol):
             raise frames.BrokenFrameError("an answer without a request")
         if request.ends_as is not None:
             return self._finish(number, request.ends_as)
-        replies: ExecutionResult = self._replies.adapter.validate_json(frame)
+        computed_seconds, answer = frames.split_computed(frame)
+        replies: ExecutionResult = self._replies.adapter.validate_json(answer)
         failed_as_a_whole = len(replies) == 1 and replies[0].reason is not None
         if len(replies) != request.num_samples and not failed_as_a_whole:
             raise frames.BrokenFrameError(f"{len(replies)} answers for {request.num_samples} samples")
-        self._finish(number, replies)
+        self._finish(number, replies, computed_seconds)
 
-    def _finish(self, number: int, result: ExecutionResult) -> None:
+    def _finish(self, number: int, result: ExecutionResult, computed_seconds: float | None = None) -> None:
         if self.requests.get(number) is None:
             raise frames.BrokenFrameError("an answer without a request")
         callback, result = self.requests.finish(number, result)
         if self.shared is not None and not self.requests:
             self.shared.watch.stop()
-        callback(result)
+        callback(result, computed_seconds)
         self.has_failed = has_failed(result)
         if not self.requests and self._supervisor is not None and self._supervisor.has_new_processes:
             self._supervisor.has_new_processes = False

@@ -16,14 +16,14 @@ against a request that did not cause it, if the cause is known.
 
 import math
 import random
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TypeVar
 
 from rljob_api.wire.base import InvalidReason
 from rljob_service.results import ExecutionResult, failure
+from rljob_service.slots import Callback
 
-Callback = Callable[[ExecutionResult], None]
 W = TypeVar("W", bound=Hashable)
 
 _MIN_FAILURES_IN_ROW = 3

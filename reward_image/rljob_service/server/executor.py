@@ -3,9 +3,9 @@
 Consumes requests (submit) and idle slots; produces one encoded response per request, with a result for each of its
 samples, valid or invalid with a reason. Waits for a slot; unblocked by the pool's on_idle.
 
-Functions that take microseconds need a processor each: more workers only take turns, each with its own memory (on two
-processors, a server with 4 of them serves a sixth less than one with 2). Longer ones wait for something else, so all
-slots may have one. Invariant: a free slot is held back for at most START_WINDOW_SECONDS.
+Functions that only compute need a processor each: more workers only take turns, each with its own memory, and each
+takes longer, perhaps for longer than its timeout. Others wait for something else, so all slots may have one. Invariant:
+a free slot is held back for at most START_WINDOW_SECONDS, or for some times as long as a function computes.
 
 Requests whose result is known or on its way are found by id and body, and with `cache: true` by content. A request with
 the key of a pending execution joins it. Responses with only valid results are remembered for a while, so a retry after
@@ -129,8 +129,15 @@ class _Follower(NamedTuple):
 START_WINDOW_SECONDS = 0.002
 
 _STARTS_PER_SECOND = 2000
-"""Starts of short executions: the limit grows with their length (Little's law). Below what a server can hand out;
-otherwise a mean that is long only because too many workers take turns would admit them all."""
+"""Starts of short executions that wait: the limit grows with their length (Little's law). Below what a server can hand
+out; otherwise a mean that is long only because too many workers take turns would admit them all."""
+
+_NUM_COMPUTED = 20
+"""Executions in a row that only computed, after which the function counts as one that does."""
+
+_PATIENCE = 8.0
+"""Times the CPU time of such a function, after which those that run need not have a processor: on a busy machine they
+take longer, and one may wait after all."""
 
 _STARTS_PER_PROCESSOR = 1
 
@@ -163,7 +170,7 @@ class Executor:
         metrics.watch(self._lanes)
         self._loop = asyncio.get_running_loop()
         self._known = KnownRequests(metrics, cache=service.kind.caches(service.config))
-        self._mean_seconds = 0.0
+        self._pace = Pace()
         self._next_dispatch: asyncio.TimerHandle | None = None
         self._next_timeout: asyncio.TimerHandle | None = None
         self._idle = asyncio.Event()
@@ -180,7 +187,7 @@ class Executor:
         lane = execution.lane
         if not self._lanes.admit(lane, execution):
             self._metrics.record_refused(lane)
-            seconds = self._lanes.num_waiting(lane) * self._mean_seconds / self._config.slots
+            seconds = self._lanes.num_waiting(lane) * self._pace.mean_seconds / self._config.slots
             raise QueueFullError(max(1, min(_MAX_RETRY_AFTER_SECONDS, math.ceil(seconds))))
         if traceparent:
             execution.spans = ExecutionSpans(traceparent, execution.id, lane, len(execution.sample_ids))
@@ -234,7 +241,7 @@ class Executor:
             if not self._may_start():
                 # Usually an execution ends, and dispatches, before the window has passed.
                 if self._next_dispatch is None:
-                    self._next_dispatch = self._loop.call_later(START_WINDOW_SECONDS, self._dispatch_again)
+                    self._next_dispatch = self._loop.call_later(self._pace.window, self._dispatch_again)
                 return
             execution = self._lanes.start_next()
             if execution is None:
@@ -243,11 +250,10 @@ class Executor:
         self.pool.ensure(self._lanes.num_demanded)
 
     def _may_start(self) -> bool:
-        limit = start_limit(self._mean_seconds)
-        if self._lanes.num_running < limit:
+        if self._lanes.num_running < self._pace.limit:
             return True
         starts = (execution.started or 0.0 for execution in self._lanes.running_newest_first())
-        return may_start(starts, limit, time.perf_counter())
+        return self._pace.may_start(starts, time.perf_counter())
 
     def _dispatch_again(self) -> None:
         self._next_dispatch = None
@@ -276,8 +282,9 @@ class Executor:
                 return
             execution.kill(InvalidReason.TIMEOUT, message)
 
-    def _finish(self, execution: Execution, result: ExecutionResult) -> None:
+    def _finish(self, execution: Execution, result: ExecutionResult, computed_seconds: float | None = None) -> None:
         execution.kill = None
+        self._pace.record(computed_seconds)
         self._lanes.finish(execution)
         self._deliver(execution, result)
 
@@ -292,7 +299,7 @@ class Executor:
         execution.spans.end(response.replies)
         self._known.finish(execution, response)
         if execution.started is not None:
-            self._mean_seconds += _MEAN_WEIGHT * (execute_seconds - self._mean_seconds)
+            self._pace.mean_seconds += _MEAN_WEIGHT * (execute_seconds - self._pace.mean_seconds)
         for each in response.replies:
             outcome = VALID if each.reason is None else each.reason.value
             self._metrics.record_result(execution.lane, outcome, queue_seconds, execute_seconds)
@@ -351,16 +358,46 @@ def build_pool(
     return ModelSlotPool(model, upstream_metrics, config.slots, config.timeout_seconds, on_idle=on_idle)
 
 
-def start_limit(mean_seconds: float, num_processors: int = _NUM_PROCESSORS) -> float:
-    """Return how many executions may be started at once; `mean_seconds` is how long they took recently."""
-    return max(_STARTS_PER_PROCESSOR * num_processors, mean_seconds * _STARTS_PER_SECOND)
+class Pace:
+    """How many executions may be started at once. Facts come in through `record` and `mean_seconds`."""
 
+    def __init__(self, num_processors: int = _NUM_PROCESSORS) -> None:
+        self._num_processors = _STARTS_PER_PROCESSOR * num_processors
+        self.mean_seconds = 0.0
+        """How long executions took recently."""
+        self._computed_seconds = 0.0
+        self._num_computed = 0
 
-def may_start(started_newest_first: Iterable[float], limit: float, now: float) -> bool:
-    """Return whether one more execution may start."""
-    for number, started in enumerate(started_newest_first, start=1):
-        if now - started >= START_WINDOW_SECONDS:
-            return True
-        if number >= limit:
-            return False
-    return True
+    def record(self, computed_seconds: float | None) -> None:
+        """An execution has ended. `computed_seconds`: see slots.Callback."""
+        if computed_seconds is None:
+            self._num_computed, self._computed_seconds = 0, 0.0
+        else:
+            self._num_computed += 1
+            weight = max(_MEAN_WEIGHT, 1 / self._num_computed)
+            self._computed_seconds += weight * (computed_seconds - self._computed_seconds)
+
+    @property
+    def _only_computes(self) -> bool:
+        return self._num_computed >= _NUM_COMPUTED
+
+    @property
+    def limit(self) -> float:
+        """Executions of which each may have a processor, or waits."""
+        waiting = 0.0 if self._only_computes else self.mean_seconds * _STARTS_PER_SECOND
+        return max(self._num_processors, waiting)
+
+    @property
+    def window(self) -> float:
+        """Seconds after a start, after which the limit need not be kept."""
+        return max(START_WINDOW_SECONDS, _PATIENCE * self._computed_seconds if self._only_computes else 0.0)
+
+    def may_start(self, started_newest_first: Iterable[float], now: float) -> bool:
+        """Return whether one more execution may start beside those that run."""
+        window = self.window
+        for number, started in enumerate(started_newest_first, start=1):
+            if now - started >= window:
+                return True
+            if number >= self.limit:
+                return False
+        return True

@@ -36,7 +36,7 @@ from rljob_service.worker.forms.outcome import EXCEPTION, WORKER_DIED, CallOutco
 from rljob_service.worker.load.entrypoints import BoundFunction
 from rljob_service.worker.load.loading import describe_limit, explain, load
 from rljob_service.worker.process.board import Board
-from rljob_service.worker.process.frames import RETIRING, BlockingChannel, split_traceparent
+from rljob_service.worker.process.frames import RETIRING, BlockingChannel, add_computed, split_traceparent
 from rljob_service.worker.process.scratch import ScratchCleaner
 from rljob_service.worker.sandbox import WorkerSandbox, private_folders
 from rljob_service.worker.sandbox.system import die_with
@@ -128,6 +128,7 @@ def main(arguments: list[str]) -> int:
     with socket.socket(fileno=handover) as sock:
         missing = sandbox.enter(settings, worker_sandbox, sock)
     home = os.getcwd()
+    mounted = [entry.path for entry in os.scandir(worker_sandbox.temporary)]
     _limit_cpu(settings)
     sys.path.append(worker_sandbox.modules)
     if settings.is_shared and settings.serves == EPISODES:
@@ -145,7 +146,7 @@ def main(arguments: list[str]) -> int:
     report: dict[str, Any] = {"entrypoint": bound.entrypoint, "signature": bound.signature, "missing": missing}
     report |= {"reads": sorted(bound.reads), "takes_groups": bound.takes_groups, "tools": bound.tools}
     others = [] if sandbox.lacks(missing, sandbox.PRIVATE_SHM) else [private_folders.SHARED_MEMORY]
-    cleaner = ScratchCleaner(home, worker_sandbox.temporary, *others)
+    cleaner = ScratchCleaner(home, worker_sandbox.temporary, *others, left_out=mounted)
     executor = Executor(bound, settings)
     try:
         calls = ForkedCalls(executor.answer, [descriptor]) if settings.isolation == REQUEST else None
@@ -174,11 +175,20 @@ def _limit_cpu(settings: FunctionSettings) -> None:
 def _serve(channel: BlockingChannel, executor: Executor, leftovers: Leftovers, cleaner: ScratchCleaner) -> None:
     own_pid = os.getpid()
     while (frame := channel.read()) is not None:
+        before = resource.getrusage(resource.RUSAGE_SELF)
         answer = executor.answer(frame.payload or b"")
         if os.getpid() != own_pid:
             os._exit(0)  # a child that user code forked and let return: it must not answer or clean for the worker
+        answer = add_computed(answer, _count_computed(before, resource.getrusage(resource.RUSAGE_SELF)))
         problem = leftovers.reset() or executor.find_problem()
         _answer(channel, frame.number, answer, cleaner, problem)
+
+
+def _count_computed(before: resource.struct_rusage, after: resource.struct_rusage) -> int | None:
+    """Return the CPU time between both in microseconds; None if the process has waited for anything but a processor."""
+    if after.ru_nvcsw != before.ru_nvcsw:
+        return None
+    return round(1e6 * (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime))
 
 
 def _serve_shared(

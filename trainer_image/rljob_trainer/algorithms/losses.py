@@ -24,9 +24,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from rljob_api.manifest.algorithm import Algorithm, Correction, RatioLevel, Rejection
@@ -36,20 +34,6 @@ from rljob_trainer.algorithms.kl import kl_estimate
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-def proximal_shares(versions: NDArray[np.int32], proximal: float, current: float, end: float) -> NDArray[np.float32]:
-    """Return how much of pi is in prox, for tokens that weights of `versions` sampled.  [tokens], 0 to 1
-
-    1 where the current weights sampled the token: prox is pi, the ratio is 1, and the correction is pi / mu. 0 where
-    the weights at the start of the step did, and updates followed: prox is mu, as in PPO with the rollout's log-probs.
-    Where older weights did, prox is `proximal` on the way from them to `end`, the policy that the step works towards:
-    AReaL's rule. The ratio then is a part of pi / mu also in the first update, so clipping ends what stale tokens would
-    otherwise push on with each step until newer ones arrive. With `current` as the end, the ratio of these is 1, too.
-    """
-    age = np.where(versions < proximal, end, current) - versions
-    shares = np.divide(proximal - versions, age, out=np.ones(len(versions)), where=age > 0)
-    return shares.astype(np.float32)
 
 
 def loglinear_proximal(logprobs: Tensor, rollout_logprobs: Tensor, shares: Tensor) -> Tensor:

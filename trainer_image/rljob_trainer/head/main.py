@@ -9,6 +9,7 @@ import logging
 import os
 import resource
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from types import FrameType
@@ -35,8 +36,20 @@ over all possible descriptors."""
 _STOPPED = "stopped by a signal; a restart resumes from the last checkpoint"
 
 
+def import_transformers_alone() -> None:
+    """Import it while it finds no torch, which it would import with any tokenizer: seconds, and hundreds of MiB."""
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that there is no torch
+    sys.modules["torch"] = None  # type: ignore[assignment]
+    try:
+        import transformers  # noqa: F401
+    finally:
+        del sys.modules["torch"]
+
+
 async def _run_until_signalled(environment: Environment) -> None:
     """Run the job. SIGTERM and SIGINT cancel it, so that everything it started ends in order."""
+    if not environment.job.spec.model.trust_remote_code:  # code of a tokenizer may need torch
+        import_transformers_alone()
     from rljob_trainer.head.wiring import run_head  # here: it imports Ray
 
     reports: list[str] = []

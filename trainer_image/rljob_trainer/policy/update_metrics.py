@@ -1,11 +1,15 @@
-"""What an update reports about its tokens: sums and maxima over the micro-batches of a rank, then over the ranks."""
+"""What an update reports about its tokens: sums and maxima over the micro-batches of a rank, then over the ranks.
+
+The head reads the reports, and imports no torch."""
+
+from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
-import torch.distributed as dist
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -51,16 +55,19 @@ class TokenMetrics:
             self._sums[name] = self._sums[name] + value if name in self._sums else value
         for name, value in maxima.items():
             value = value.detach().double()
-            self._maxima[name] = torch.maximum(self._maxima[name], value) if name in self._maxima else value
+            self._maxima[name] = self._maxima[name].maximum(value) if name in self._maxima else value
 
     def reduce(self) -> tuple[dict[str, float], dict[str, float]]:
         """Return sums and maxima over all ranks; without a micro-batch, none. A collective."""
-        return _reduce(self._sums, dist.ReduceOp.SUM), _reduce(self._maxima, dist.ReduceOp.MAX)
+        return _reduce(self._sums, "SUM"), _reduce(self._maxima, "MAX")
 
 
-def _reduce(values: dict[str, Tensor], operation: dist.ReduceOp.RedOpType) -> dict[str, float]:
+def _reduce(values: dict[str, Tensor], name: str) -> dict[str, float]:
+    import torch
+    import torch.distributed as dist
+
     if not values:
         return {}
-    stacked = torch.stack(list(values.values()))
+    stacked, operation = torch.stack(list(values.values())), getattr(dist.ReduceOp, name)
     dist.all_reduce(stacked, operation)
     return dict(zip(values, stacked.tolist(), strict=True))

@@ -1,4 +1,4 @@
-"""The Ray actor around one rank's Policy, and what brings its weights to the rollouts.
+"""What the Ray actor of a rank does with its Policy, and what brings its weights to the rollouts.
 
 Invariant: if another rank is lost, calls raise RankLostError, so that the group does not take it for a user error.
 
@@ -12,7 +12,7 @@ import socket
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import ray
 import torch
@@ -33,12 +33,12 @@ from rljob_trainer.liveness.judge import Beat
 from rljob_trainer.liveness.stacks import describe_process, read_stacks
 from rljob_trainer.policy import checkpoints
 from rljob_trainer.policy.checkpoints import CheckpointSaver
-from rljob_trainer.policy.layout import Layout, RankRows, build_micro_batches
+from rljob_trainer.policy.layout import RankRows, build_micro_batches
 from rljob_trainer.policy.policy import Policy, Published
 from rljob_trainer.policy.update_metrics import RankMetrics
 from rljob_trainer.ranks.failures import typed_errors
-from rljob_trainer.ranks.ray_node import ENV_NUM_THREADS
-from rljob_trainer.ranks.results import RowFacts, split_facts
+from rljob_trainer.ranks.ray_node import ENV_NUM_THREADS, PROCESS_NAME
+from rljob_trainer.ranks.results import RankFacts, RowFacts, split_facts
 from rljob_trainer.run_folder.client import RemoteFolder, RunFolder, reach
 from rljob_trainer.run_folder.file_facts import Checkpoint, FileFacts
 from rljob_trainer.weights import cuda_ipc
@@ -206,24 +206,8 @@ def _take(tensors: Iterator[tuple[str, Tensor]]) -> None:
         pass
 
 
-SAVES = "saves"
-"""Ray's concurrency group of `wait_for_save`: it waits next to the other methods, which all run in one thread."""
-BEATS = "beats"
-"""That of what a rank says while it works."""
-PROCESS_NAME = b"ray::RankProcess"
-"""How the command line of a rank begins."""
 _BACKSTOP_SECONDS = 600
 """Added to hangDetection.maxSeconds for the collectives' own timeout: the group finds a hang before, and says whose."""
-
-
-class RankFacts(NamedTuple):
-    """What the ranks have decided at their start, by the model and the devices."""
-
-    layout: Layout
-    """How rows may share micro-batches."""
-    choices: TrainerChoices
-    why_file: str
-    """Why weights come to the rollouts through a file, although the devices are shared; else empty."""
 
 
 class RankProcess:
@@ -320,7 +304,6 @@ class RankProcess:
     def save(self, folder: Path) -> None:
         self._saver.begin(self._reach(folder))
 
-    @ray.method(concurrency_group=SAVES)
     @typed_errors
     def wait_for_save(self) -> dict[str, FileFacts]:
         """Return what this rank wrote, by path below the checkpoint's folder."""
@@ -346,7 +329,6 @@ class RankProcess:
     def restore(self) -> None:
         self.policy.restore()
 
-    @ray.method(concurrency_group=BEATS)
     def beat(self) -> Beat:
         # Not before `start` has built them.
         doing = self.policy.doing if hasattr(self, "policy") else ""
@@ -355,11 +337,9 @@ class RankProcess:
         num_collectives = sum(group._get_sequence_number_for_group() for group in groups)
         return Beat(num_collectives, doing, num_waiting)
 
-    @ray.method(concurrency_group=BEATS)
     def dump_stacks(self) -> str:
         return read_stacks()
 
-    @ray.method(concurrency_group=BEATS)
     def describe_process(self, pid: int) -> str:
         return describe_process(pid, PROCESS_NAME)
 

@@ -9,8 +9,6 @@ from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any, TypeVar
 
-import torch
-import torch.distributed as dist
 from ray.exceptions import RayError, RayTaskError
 
 from rljob_api.errors import RLJobError, TransientError, UserError
@@ -45,6 +43,9 @@ def typed_errors(method: Method) -> Method:
         except RLJobError:
             raise
         except RuntimeError as error:
+            import torch  # here, in a rank: the head imports none
+            import torch.distributed as dist
+
             remedy = find_remedy(str(error))
             if isinstance(error, torch.OutOfMemoryError):
                 remedy = Remedy.LESS_MEMORY

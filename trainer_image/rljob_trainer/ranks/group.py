@@ -36,7 +36,6 @@ from rljob_trainer.history.disk import find_disk_error
 from rljob_trainer.liveness.judge import Judge, Pace
 from rljob_trainer.policy.layout import PLAIN, RankRows, divide_rows
 from rljob_trainer.policy.update_metrics import RankMetrics
-from rljob_trainer.ranks.actor import BEATS, SAVES, RankFacts, RankProcess
 from rljob_trainer.ranks.failures import group_failure
 from rljob_trainer.ranks.rank_watch import (
     Heartbeats,
@@ -49,7 +48,8 @@ from rljob_trainer.ranks.rank_watch import (
     wait_for,
 )
 from rljob_trainer.ranks.ray_node import is_listening
-from rljob_trainer.ranks.results import UpdateCounts, scatter_facts, summarize_update
+from rljob_trainer.ranks.remote import build_actor
+from rljob_trainer.ranks.results import RankFacts, UpdateCounts, scatter_facts, summarize_update
 from rljob_trainer.run_folder.client import RunFolder
 from rljob_trainer.run_folder.file_facts import Checkpoint, FileFacts
 
@@ -441,8 +441,7 @@ async def _wait_for_nodes(num_ranks: int, num_pods: int, report: Callable[[str],
 
 
 def _place_ranks(num_ranks: int, *, num_gpus: int) -> list[ActorHandle]:
-    build: Any = ray.remote(concurrency_groups={SAVES: 1, BEATS: 1})  # type: ignore[call-overload]  # not in its types
-    actor = build(RankProcess).options(
+    actor = build_actor().options(
         num_cpus=0, num_gpus=num_gpus, resources={RAY_RESOURCE_TRAINER: 1}, max_restarts=0, max_task_retries=0
     )
-    return [cast("ActorHandle[RankProcess]", actor.remote()) for _ in range(num_ranks)]
+    return [cast(ActorHandle, actor.remote()) for _ in range(num_ranks)]

@@ -20,7 +20,7 @@ from ray.actor import ActorHandle
 from rljob_trainer.driver.ports import TrainerGroupDiedError
 from rljob_trainer.liveness.judge import Beat, Hang, Judge
 from rljob_trainer.liveness.stacks import describe_process
-from rljob_trainer.ranks.actor import PROCESS_NAME
+from rljob_trainer.ranks.ray_node import PROCESS_NAME
 
 log = logging.getLogger(__name__)
 

@@ -39,12 +39,7 @@ class RayHead:
 
     async def start(self) -> None:
         await self._wait_for_port()
-        # No resources: ranks run on the trainers' nodes only. No process that no rank needs: neither the dashboard's
-        # pages, nor the monitor of an autoscaler, whose metrics would be on all addresses without a token.
-        arguments = [
-            "--head", f"--port={listening_port(PORT_RAY)}", "--num-gpus=0", "--include-dashboard=false", "--no-monitor",
-        ]  # fmt: skip
-        command = ray_node.build_start_command(arguments, self._address, self._folder.name, self._store_bytes)
+        command = build_command(self._address, self._folder.name, self._store_bytes)
         environment = {**os.environ, **ray_node.ray_environment()}
         die_with_parent = partial(ctypes.CDLL(None).prctl, _PR_SET_PDEATHSIG, signal.SIGTERM)
         self._process = await asyncio.create_subprocess_exec(
@@ -98,6 +93,20 @@ class RayHead:
                 f"cannot listen on {self._address}:{listening_port(PORT_RAY)} (Ray): the port is in use; "
                 "stop the process that holds it"
             ) from error
+
+
+def build_command(address: str, folder: str, store_bytes: int) -> list[str]:
+    """Return the command line of the head's node.
+
+    No resources: ranks run on the trainers' nodes only. No process that no rank needs: neither the dashboard's pages,
+    nor the monitor of an autoscaler, whose metrics would be on all addresses without a token; and none that sends the
+    logs of ranks to the driver, which those of the trainers' nodes do.
+    """
+    arguments = [
+        "--head", f"--port={listening_port(PORT_RAY)}", "--num-gpus=0", "--include-dashboard=false", "--no-monitor",
+        "--include-log-monitor=false",
+    ]  # fmt: skip
+    return ray_node.build_start_command(arguments, address, folder, store_bytes)
 
 
 def _is_taken(address: str) -> bool:

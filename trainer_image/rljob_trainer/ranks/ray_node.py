@@ -14,7 +14,14 @@ from rljob_api.wire.logs import choose_format
 
 ENV_NUM_THREADS = "RLJOB_NUM_THREADS"
 """The user's OMP_NUM_THREADS, which the worker passes to its ranks: Ray sets that variable to 1."""
+PROCESS_NAME = b"ray::RankProcess"
+"""How the command line of a rank begins."""
 _CONNECT_SECONDS = 2.0
+
+
+_START = "import sys; sys.modules['grpc'] = None; from ray.scripts.scripts import main; sys.exit(main())"
+"""Starts what Ray's minimal installation (without the extra `default`) starts: no server for Ray's client, and agents
+without a dashboard, metrics and jobs, which nobody reads. Ray asks whether these packages can be imported."""
 
 
 def ray_environment() -> dict[str, str]:
@@ -39,7 +46,7 @@ def build_start_command(arguments: Sequence[str], address: str, folder: str, sto
     """Return `ray start --block` for a node on `address`, with its files in `folder` and an object store of
     `store_bytes`. It offers no CPUs: ranks are the only actors."""
     return [
-        sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *arguments,
+        sys.executable, "-c", _START, "start", "--block", *arguments,
         f"--node-ip-address={address}", "--num-cpus=0", "--disable-usage-stats",
         f"--object-store-memory={store_bytes}", f"--temp-dir={folder}",
     ]  # fmt: skip

@@ -3,13 +3,25 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rljob_api.wire.driver_status import TrainerChoices
 from rljob_trainer.episodes.types import TokenFacts, TrainRow, UpdateMetrics
-from rljob_trainer.policy.layout import MicroBatch
+from rljob_trainer.policy.layout import Layout, MicroBatch
 from rljob_trainer.policy.update_metrics import RankMetrics
+
+
+class RankFacts(NamedTuple):
+    """What the ranks have decided at their start, by the model and the devices."""
+
+    layout: Layout
+    """How rows may share micro-batches."""
+    choices: TrainerChoices
+    why_file: str
+    """Why weights come to the rollouts through a file, although the devices are shared; else empty."""
 
 
 @dataclass

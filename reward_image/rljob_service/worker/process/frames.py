@@ -19,6 +19,8 @@ CANCEL = b""
 _TRACED = b"00-"
 """Begins the payload of a request that belongs to a trace: its traceparent and a newline come before the JSON, which is
 an object and cannot begin so."""
+_ANSWER, _MAX_DIGITS = b"[", 12
+"""An answer is a list. Before it come the microseconds of one that only computed, and a newline."""
 NO_REQUEST = 0
 """Number of the first frame of each side. Those of requests begin at 1."""
 
@@ -49,6 +51,22 @@ def split_traceparent(payload: bytes) -> tuple[str, bytes]:
         return "", payload
     traceparent, _, body = payload.partition(b"\n")
     return traceparent.decode(), body
+
+
+def add_computed(answer: bytes, microseconds: int | None) -> bytes:
+    """Return the payload of an answer. `microseconds`: the CPU time of a request that did nothing but compute; None for
+    others."""
+    return answer if microseconds is None else b"%d\n%b" % (microseconds, answer)
+
+
+def split_computed(payload: bytes) -> tuple[float | None, bytes]:
+    """Return the seconds for which a request did nothing but compute, or None, and the answer."""
+    if payload.startswith(_ANSWER):
+        return None, payload
+    digits, _, answer = payload.partition(b"\n")
+    if not digits.isdigit() or len(digits) > _MAX_DIGITS:
+        raise BrokenFrameError("an answer that does not begin with a list, or with microseconds")
+    return int(digits) / 1e6, answer
 
 
 class FrameBuffer:

@@ -10,7 +10,7 @@ import os
 import stat
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 HOME_VARIABLES = ("HOME", "TMPDIR", "TMP", "TEMP")
@@ -175,9 +175,11 @@ def _open_writable(name: str | Path, parent: int | None) -> int:
 class ScratchCleaner:
     """Removes what a request leaves in directories: everything that the import did not create, at any depth."""
 
-    def __init__(self, path: str, *others: str) -> None:
+    def __init__(self, path: str, *others: str, left_out: Collection[str] = ()) -> None:
+        """`left_out`: paths of folders at the top that stay, and are not gone into: those for the mounts of a private
+        /tmp, which hide them."""
         self._path = path
-        self._trees = {root: _Tree(root) for root in (path, *others)}
+        self._trees = {root: _Tree(root, left_out) for root in (path, *others)}
 
     def clean(self) -> None:
         """Undo, too, that a function revoked its own access or changed the directory."""
@@ -189,12 +191,13 @@ class ScratchCleaner:
 class _Tree:
     """A directory as the import left it: its mode, its entries and its subdirectories."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, left_out: Collection[str] = ()) -> None:
         self._mode = os.stat(path).st_mode
         with os.scandir(path) as found:
             entries = list(found)
         self._names = {entry.name for entry in entries}
-        self._subtrees = {e.name: _Tree(e.path) for e in entries if e.is_dir(follow_symlinks=False)}
+        folders = [e for e in entries if e.is_dir(follow_symlinks=False) and e.path not in left_out]
+        self._subtrees = {folder.name: _Tree(folder.path) for folder in folders}
         self._unchanged_since = 0
         """Time of the last change in ns, if any later one has another time; else 0."""
 

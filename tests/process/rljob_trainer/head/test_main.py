@@ -44,6 +44,20 @@ def test_import_of_main_does_not_import_ray():
     assert ended.returncode == 0, ended.stderr
 
 
+def test_a_head_with_a_tokenizer_imports_no_torch():
+    code = """
+import sys
+from rljob_trainer.head.main import import_transformers_alone
+import_transformers_alone()
+import rljob_trainer.head.wiring
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+found = [name for name in sys.modules if name.partition(".")[0] == "torch"]
+assert not found, found
+"""
+    ended = run_python("-c", code)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 def test_signal_before_the_run_is_not_lost():
     ended = run_head("""
 import os, signal
@@ -79,7 +93,9 @@ async def run_head(environment, on_ray, on_stopped):
     finally:
         print("ended in order", flush=True)
 sys.modules["rljob_trainer.head.wiring"] = types.SimpleNamespace(run_head=run_head)
-head.read_environment = lambda _: types.SimpleNamespace(grace_seconds=1.0)
+model = types.SimpleNamespace(trust_remote_code=True)
+job = types.SimpleNamespace(spec=types.SimpleNamespace(model=model))
+head.read_environment = lambda _: types.SimpleNamespace(grace_seconds=1.0, job=job)
 head._STOP_SHARE = head._FAIL_SECONDS = 0.3
 """
 

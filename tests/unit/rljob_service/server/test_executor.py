@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -13,10 +14,10 @@ from rljob_api.wire.scores import ScoreRequest, ScoreResult
 from rljob_service.kinds import KINDS
 from rljob_service.results import ExecutionResult, SampleReply, StartupReport, failure
 from rljob_service.server import executor as module
-from rljob_service.server.executor import START_WINDOW_SECONDS, Executor, QueueFullError, may_start, start_limit
+from rljob_service.server.executor import START_WINDOW_SECONDS, Executor, Pace, QueueFullError
 from rljob_service.server.metrics import ServerMetrics
 from rljob_service.server.served_service import ServedService
-from rljob_service.slots import Kill
+from rljob_service.slots import Callback, Kill
 from rljob_service.worker.settings import FunctionSettings
 from tests.support.waiting import DEADLINE_SECONDS
 
@@ -28,21 +29,21 @@ class FakeSlot:
 
     def __init__(self, pool: FakePool) -> None:
         self._pool = pool
-        self._callback: Callable[[ExecutionResult], None] | None = None
+        self._callback: Callback | None = None
 
-    def start(self, callback: Callable[[ExecutionResult], None]) -> None:
+    def start(self, callback: Callback) -> None:
         self._callback = callback
         self._pool.running.append(self)
 
     def kill(self, reason: InvalidReason, message: str) -> None:
         self.finish(failure(reason, message))
 
-    def finish(self, result: ExecutionResult) -> None:
+    def finish(self, result: ExecutionResult, computed_seconds: float | None = None) -> None:
         callback, self._callback = self._callback, None
         if callback is not None:
             self._pool.running.remove(self)
             self._pool.idle.append(self)
-            callback(result)
+            callback(result, computed_seconds)
             self._pool.on_idle()
 
 
@@ -63,7 +64,7 @@ class FakePool:
     async def start_first(self) -> StartupReport:
         return StartupReport()
 
-    def start(self, body: bytes, num_samples: int, callback: Callable[[ExecutionResult], None]) -> Kill:
+    def start(self, body: bytes, num_samples: int, callback: Callback) -> Kill:
         slot = self.idle.pop()
         slot.start(callback)
         return slot.kill
@@ -149,7 +150,7 @@ async def test_training_never_has_more_than_slots_in_shared_processes(
     build_executor: Callable[..., Executor], slots: int
 ) -> None:
     executor = build_executor(slots=slots, per_process=4)
-    executor._mean_seconds = 1.0  # long ones start at once
+    executor._pace.mean_seconds = 1.0  # long ones start at once
     for number in range(slots + 2):
         submit(executor, str(number))
     assert len(running(executor)) == slots
@@ -286,11 +287,15 @@ async def test_drained_waits_for_what_runs_and_waits(build_executor: Callable[..
     await asyncio.wait_for(drained, DEADLINE_SECONDS)
 
 
-def count_starts(mean_seconds, now, started=(), num_processors=2):
-    """How many more may start at once, of at most 100; `started` are earlier start times, the newest first."""
-    newest_first = list(started)
+def count_starts(mean_seconds, now, started=(), num_processors=2, computed=()):
+    """How many more may start at once, of at most 100; `started` are earlier start times, the newest first. `computed`:
+    what executions have reported."""
+    pace, newest_first = Pace(num_processors), list(started)
+    pace.mean_seconds = mean_seconds
+    for seconds in computed:
+        pace.record(seconds)
     for count in range(100):
-        if not may_start(newest_first, start_limit(mean_seconds, num_processors), now):
+        if not pace.may_start(newest_first, now):
             return count
         newest_first.insert(0, now)
     return 100
@@ -309,3 +314,32 @@ def test_executions_older_than_the_window_do_not_count():
 
 def test_long_executions_all_start_at_once():
     assert count_starts(1.0, 1.0) == 100
+
+
+def test_executions_that_only_compute_start_one_per_processor_however_long_they_take():
+    assert count_starts(8.0, 9.0, computed=[1.0] * 20) == 2, "on a busy machine they take longer than they compute"
+    assert count_starts(8.0, 9.0, computed=[1.0] * 19) == 100, "too few to know"
+    assert count_starts(8.0, 9.0, computed=[1.0] * 20 + [None]) == 100, "one has waited"
+    assert count_starts(8.0, 9.0, started=[1.2, 1.1], computed=[1.0] * 20) == 0
+    assert count_starts(8.0, 9.3, started=[1.2, 1.1], computed=[1.0] * 20) == 2, "what runs for that long may wait"
+
+
+async def test_function_that_only_computes_gets_a_slot_per_processor(
+    build_executor: Callable[..., Executor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "Pace", partial(Pace, 2))
+    executor = build_executor(slots=3)
+    executor._pace.mean_seconds = 1.0  # of a busy machine
+    for number in range(20):
+        submit(executor, f"first {number}")
+        running(executor)[0].finish(VALID, 100.0)
+    clients = [submit(executor, str(number)) for number in range(3)]
+    assert len(running(executor)) == 2
+    running(executor)[0].finish(VALID, 100.0)
+    assert (await clients[0].wait()).valid
+    assert len(running(executor)) == 2, "the third one follows"
+    running(executor)[0].finish(VALID)
+    assert len(running(executor)) == 1
+    for number in range(2):
+        submit(executor, f"last {number}")
+    assert len(running(executor)) == 3, "one of them waited, and so may the others"

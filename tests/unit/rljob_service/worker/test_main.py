@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import concurrent.futures
 import errno
+import resource
 import signal
 import threading
 from collections.abc import Iterator
 
 import pytest
 
-from rljob_service.worker.main import Leftovers, describe_exhaustion
+from rljob_service.worker.main import Leftovers, _count_computed, describe_exhaustion
 
 
 @pytest.fixture
@@ -90,3 +91,11 @@ def test_other_errors_do_not_exhaust_a_process() -> None:
     circle = ValueError()
     circle.__cause__ = circle
     assert describe_exhaustion(circle) == ""
+
+
+@pytest.mark.parametrize(("num_waits", "expected"), [(0, 750_000), (1, None)])
+def test_request_that_waited_does_not_count_as_one_that_computes(num_waits: int, expected: int | None) -> None:
+    def used(user: float, system: float, num_waits: int, num_preemptions: int) -> resource.struct_rusage:
+        return resource.struct_rusage((user, system, *[0] * 12, num_waits, num_preemptions))
+
+    assert _count_computed(used(1.0, 0.5, 7, 1), used(1.5, 0.75, 7 + num_waits, 90)) == expected

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.algorithms.base import LossInputs
-from rljob_trainer.algorithms.losses import loglinear_proximal, proximal_shares, update_loss
+from rljob_trainer.algorithms.losses import loglinear_proximal, update_loss
 from rljob_trainer.algorithms.registry import ALGORITHMS, build_algorithm
 from rljob_trainer.algorithms.rows import build_rows, denominator, episode_rewards
 from rljob_trainer.episodes.types import Episode, Group, ScoredResult, Segment, Turn
+from rljob_trainer.policy.layout import proximal_shares
 from tests.support.algorithms import algorithm_spec, rewards_of
 
 VOCABULARY, MAX_TOKENS = 5, 12

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob_trainer.algorithms.base import LossInputs
-from rljob_trainer.algorithms.losses import correct, importance_weights, loglinear_proximal, proximal_shares
+from rljob_trainer.algorithms.losses import correct, importance_weights, loglinear_proximal
+from rljob_trainer.policy.layout import proximal_shares
 from tests.support.algorithms import algorithm_spec
 
 

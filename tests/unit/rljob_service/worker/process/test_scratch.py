@@ -55,6 +55,19 @@ def test_cleaning_does_not_follow_a_link_that_replaced_a_folder(
     assert (outside / "precious").exists()
 
 
+def test_folders_of_mounts_stay_and_are_not_gone_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, temporary = tmp_path / "home", tmp_path / "tmp"
+    for folder in (home, temporary / "packages" / "deep", temporary / "cache" / "packages"):
+        folder.mkdir(parents=True)
+    monkeypatch.chdir(home)
+    cleaner = scratch.ScratchCleaner(str(home), str(temporary), left_out=[f"{temporary}/packages"])
+    for folder in ("packages/deep", "cache/packages", "."):
+        (temporary / folder / "left").touch()
+    cleaner.clean()
+    left = [path.relative_to(temporary).as_posix() for path in temporary.rglob("left")]
+    assert left == ["packages/deep/left"], "only below the top: a folder of the import may have the same name"
+
+
 def test_unchanged_folder_is_not_read_again_and_a_change_is_noticed(tmp_path: Path) -> None:
     tree = scratch._Tree(str(tmp_path))
     (tmp_path / "first").touch()

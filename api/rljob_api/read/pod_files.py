@@ -6,12 +6,14 @@ earlier version accepted runs on with a warning, too (`Rule.is_ratcheted`).
 """
 
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 from pydantic import ValidationError
 
-from rljob_api.manifest.job import RLJob
+from rljob_api.errors import UserError
+from rljob_api.manifest.job import RLJob, RLJobSpec
 from rljob_api.read.documents import read_documents
 from rljob_api.read.load import InvalidManifestError, load_job
 from rljob_api.read.unknown_fields import drop_unknown_fields
@@ -39,3 +41,25 @@ def load_job_file(path: str | Path) -> RLJob:
             raise error from None
         log.warning("the job is used as it is stored, although a new one would be refused:\n%s", error)
         return job
+
+
+@dataclass
+class JobFile:
+    """A file that may change. A cluster swaps the symbolic link of a ConfigMap's volume; `rljob run` renames a new file
+    over it."""
+
+    path: Path
+    _read: tuple[int, int, int] | None = None
+    _spec: RLJobSpec | None = None
+
+    def read_spec(self) -> RLJobSpec | None:
+        """Return the spec of the newest readable file; None if no file was readable yet."""
+        try:
+            found = self.path.stat()
+            identity = (found.st_ino, found.st_mtime_ns, found.st_size)
+            if identity != self._read:
+                self._read = identity
+                self._spec = load_job_file(self.path).spec
+        except (OSError, UserError) as error:
+            log.warning("the job's file is unusable, so the spec is unchanged: %s", error)
+        return self._spec

@@ -17,6 +17,7 @@ from typing import Any
 from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.pod_engines import find_engines
+from rljob_api.read.pod_files import JobFile
 from rljob_api.wire.contract import ENV_TOKEN, ExitCode
 from rljob_api.wire.termination import end_program, leave_result
 from rljob_inputs.hub.repository import HubAccess
@@ -36,7 +37,7 @@ from rljob_trainer.driver.schedules import build_schedule
 from rljob_trainer.driver.status import StatusBoard
 from rljob_trainer.gateway.forwarding import watch_models
 from rljob_trainer.head.agent import start_agent
-from rljob_trainer.head.environment import Environment, JobFile
+from rljob_trainer.head.environment import Environment
 from rljob_trainer.head.inputs import STARTING, HubWait, Inputs, read_inputs
 from rljob_trainer.head.origin import check_origin, find_start_model, find_versions, keep_origin
 from rljob_trainer.head.status_server import StatusServer

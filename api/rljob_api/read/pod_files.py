@@ -49,11 +49,11 @@ class JobFile:
     over it."""
 
     path: Path
+    _spec: RLJobSpec
+    """Of the newest readable file."""
     _read: tuple[int, int, int] | None = None
-    _spec: RLJobSpec | None = None
 
-    def read_spec(self) -> RLJobSpec | None:
-        """Return the spec of the newest readable file; None if no file was readable yet."""
+    def read_spec(self) -> RLJobSpec:
         try:
             found = self.path.stat()
             identity = (found.st_ino, found.st_mtime_ns, found.st_size)

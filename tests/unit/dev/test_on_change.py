@@ -24,7 +24,7 @@ EFFECTS = {
     "rollout.sampling.temperature": "head",
     "head.env": "head",
     "evaluation.everySteps": "head",
-    "hangDetection.minSeconds": "head, rollout",
+    "hangDetection.minSeconds": "reloaded",
     "rollout.maxModelLen": "head, rollout",
     "rollout.env": "rollout",
     "trainer.resources.limits": "trainer",

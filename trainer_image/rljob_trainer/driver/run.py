@@ -91,8 +91,10 @@ class DriverParts:
     data: Datasets
     model: str
     """The resolved source of spec.model, for the export."""
-    read_spec: Callable[[], RLJobSpec | None]
-    """Reads the current spec; None: it is still the one at the job's start."""
+    read_spec: Callable[[], RLJobSpec]
+    """Reads the current spec."""
+    pace: Pace
+    """That of steps, and of what else the head watches."""
     engines: TrainerEngines | None = None
     """Rollouts that share the trainer's devices. They sleep when `start_trainer` places ranks."""
     outages: Outages = field(default_factory=Outages)
@@ -144,7 +146,7 @@ class Driver:
         """The one of the last trainer group."""
         self._loop: TrainLoop | None = None
         """Loop of the trainer group; None while none is ready."""
-        self._steps = StepClock(Pace(job.spec.hang_detection), time.monotonic())
+        self._steps = StepClock(parts.pace, time.monotonic())
         self._hung: list[HungPart] = []
         """Ranks that hung, until their group is replaced."""
         self._prometheus.register_rewards(parts.collector.rewards.clients)
@@ -187,8 +189,8 @@ class Driver:
     async def _watch_steps(self) -> NoReturn:
         """Raise TransientError if a step is late and no role has work: the driver waits for itself alone."""
         while True:
-            if read := self._parts.read_spec():
-                self._parts.outages.limit_seconds = read.outage_seconds  # during an outage no step ends
+            read = self._parts.read_spec()  # during an outage, or before a late step, no step ends
+            self._parts.outages.limit_seconds, self._parts.pace.bounds = read.outage_seconds, read.hang_detection
             loop = self._loop
             is_over = loop is not None and self._cadence.is_over(loop.ledger.history.step)
             collector = self._parts.collector
@@ -388,12 +390,12 @@ class Driver:
 
     async def _follow_spec(self, trainer: Trainer, checkpoints: Checkpointer, ledger: Ledger) -> None:
         """Take the fields that may change while the job runs, which every later decision uses."""
-        if read := self._parts.read_spec():
-            checkpoints.keep = read.checkpoint.keep
-            ledger.trajectories.max_bytes = read.tracking.trajectories_size.num_bytes
-            if changes := self._cadence.update(read):
-                log.info("the spec changes: %s", changes)
-                self._board.update(total_steps=self._cadence.schedule.steps)
+        read = self._parts.read_spec()
+        checkpoints.keep = read.checkpoint.keep
+        ledger.trajectories.max_bytes = read.tracking.trajectories_size.num_bytes
+        if changes := self._cadence.update(read):
+            log.info("the spec changes: %s", changes)
+            self._board.update(total_steps=self._cadence.schedule.steps)
         if (steps := self._cadence.schedule.steps) != self._trainer_steps:
             await trainer.set_steps(steps)
             self._trainer_steps = steps

@@ -70,6 +70,7 @@ class Head:
     def __init__(self, environment: Environment, stack: AsyncExitStack) -> None:
         self.environment, self.run_dir, self.stack = environment, environment.run_dir, stack
         self.outages = Outages(environment.job.spec.outage_seconds)
+        self.pace = Pace(environment.job.spec.hang_detection)
         self.board, self.prometheus = StatusBoard(self.outages), PrometheusMetrics()
         self.pulls, self.recent = PullReports(), RecentSampleLog()
         self.disk = RunDisk(self.run_dir, self.outages)
@@ -85,7 +86,7 @@ class Head:
             self.board.update(run_id=read_run_id(self.run_dir))  # before the first answer: it names a new folder
         self.stack.enter_context(tracing_episodes(self.environment.job))
         watchdog = LoopWatchdog(
-            spec.hang_detection,
+            self.pace,
             lambda message: os._exit(end_program(message, ExitCode.INFRASTRUCTURE)),
             self.prometheus.loop_lag.observe,
         )
@@ -216,7 +217,7 @@ class Head:
                 model=self.environment.model,
                 run=files.folder,
                 reserve=engines.sleep if engines else None,
-                pace=Pace(spec.hang_detection),
+                pace=self.pace,
                 is_paused=outages.is_open,
             )
             start_trainer = partial(self.hub.start_trainer, start)
@@ -236,7 +237,8 @@ class Head:
             reports=reports,
             data=Datasets(inputs.train, inputs.held_out),
             model=self.environment.model,
-            read_spec=JobFile(self.environment.job_file).read_spec if spec.trains else lambda: None,
+            read_spec=JobFile(self.environment.job_file, spec).read_spec if spec.trains else lambda: spec,
+            pace=self.pace,
             check=ModelCheck(spec, settings.config, tokenizer, length) if spec.trains else None,
             engines=engines,
             outages=outages,

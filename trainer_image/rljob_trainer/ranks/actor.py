@@ -215,8 +215,9 @@ BEATS = "beats"
 """That of what a rank says while it works."""
 PROCESS_NAME = b"ray::RankProcess"
 """How the command line of a rank begins."""
-_BACKSTOP_SECONDS = 600
-"""Added to hangDetection.maxSeconds for the collectives' own timeout: the group finds a hang before, and says whose."""
+_BACKSTOP = timedelta(days=14)
+"""The collectives' own timeout, which cannot follow the spec: the group finds a hang before, and says whose. In
+milliseconds it has 31 bits."""
 
 
 class RankFacts(NamedTuple):
@@ -266,8 +267,7 @@ class RankProcess:
         if self.device.type == "cpu" or job.spec.trainer.offloads_state:  # AdamW runs on the host's CPUs
             cores = len(os.sched_getaffinity(0))
             torch.set_num_threads(choose_num_threads(cores, num_local_ranks, os.environ.get(ENV_NUM_THREADS)))
-        limit = timedelta(seconds=job.spec.hang_detection.max_seconds + _BACKSTOP_SECONDS)
-        join_process_group(rank, num_ranks, *rendezvous, self.device, limit)
+        join_process_group(rank, num_ranks, *rendezvous, self.device, _BACKSTOP)
         self.policy = Policy(job, model, self.device)
         if checkpoint is not None:
             folder = self._reach(checkpoint.folder)

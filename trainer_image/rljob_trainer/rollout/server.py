@@ -10,6 +10,7 @@ import logging
 import os
 from argparse import Namespace
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -18,7 +19,7 @@ from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.roles import Lora, UpdateMode
 from rljob_api.manifest.schedule import ScheduleType
-from rljob_api.read.pod_files import load_job_file
+from rljob_api.read.pod_files import JobFile, load_job_file
 from rljob_api.wire import contract
 from rljob_api.wire.ports import listening_port
 from rljob_inputs.hub.repository import HubAccess, repository_name
@@ -176,8 +177,8 @@ async def _serve(job: RLJob, args: Namespace, state: ReplicaState, lora: Lora | 
             app.state.openai_serving_models.lora_requests[request.lora_name] = request
         loader = EngineLoader(engine, find_update_mode(job.spec.schedule.type, job.spec.rollout.update_mode), adapter)
         naps = Naps(state, loader, choose_level(engine.vllm_config)) if contract.ENV_ENGINE in os.environ else None
-        token = os.environ[contract.ENV_TOKEN]
-        watch = build_watch(job.spec.hang_detection, engine, loader.exclusive.locked)
+        token, file = os.environ[contract.ENV_TOKEN], JobFile(Path(os.environ[contract.ENV_JOB_FILE]), job.spec)
+        watch = build_watch(lambda: file.read_spec().hang_detection, engine, loader.exclusive.locked)
         app.middleware_stack = RolloutMiddleware(app.middleware_stack, token=token, state=state, watch=watch, naps=naps)
         name = f"{os.environ.get(contract.ENV_POD_IP, '')}:{args.port}"
         watching = asyncio.create_task(end_if_it_hangs(watch, "rollout", name))

@@ -96,8 +96,12 @@ def volume(tmp_path):
     return volume
 
 
+def open_file(path):
+    return JobFile(path, load_job_file(path).spec)
+
+
 def test_swapped_link_is_detected(volume):
-    file = JobFile(volume.folder / "job.yaml")
+    file = open_file(volume.folder / "job.yaml")
     assert file.read_spec().schedule.steps == 3
     volume.publish(manifest(7))
     assert file.read_spec().schedule.steps == 7
@@ -106,7 +110,7 @@ def test_swapped_link_is_detected(volume):
 def test_renamed_file_is_detected(tmp_path):
     path = tmp_path / "job.yaml"
     path.write_text(manifest(3))
-    file = JobFile(path)
+    file = open_file(path)
     assert file.read_spec().schedule.steps == 3
     (tmp_path / "new").write_text(manifest(4))
     (tmp_path / "new").replace(path)
@@ -115,8 +119,7 @@ def test_renamed_file_is_detected(tmp_path):
 
 @pytest.mark.parametrize("text", ["", "spec: [", manifest(0)])
 def test_unusable_file_changes_nothing(volume, text):
-    file = JobFile(volume.folder / "job.yaml")
-    file.read_spec()
+    file = open_file(volume.folder / "job.yaml")
     volume.publish(text)
     assert file.read_spec().schedule.steps == 3
     volume.publish(manifest(5))
@@ -124,7 +127,6 @@ def test_unusable_file_changes_nothing(volume, text):
 
 
 def test_missing_file_changes_nothing(volume):
-    file = JobFile(volume.folder / "job.yaml")
-    file.read_spec()
+    file = open_file(volume.folder / "job.yaml")
     (volume.folder / "..data").unlink()
     assert file.read_spec().schedule.steps == 3

@@ -19,7 +19,7 @@ from rljob_api.manifest.sources import Hub
 from rljob_core.children import WORKLOAD_KINDS, pods
 from rljob_core.children.common import ANNOTATION_CONFIG_HASH, to_yaml
 from rljob_core.children.head import build_head
-from rljob_core.children.keep import ANNOTATION_AT_START, ANNOTATION_CONFIGURATION, ANNOTATION_SCHEDULING
+from rljob_core.children.keep import ANNOTATION_CONFIGURATION, ANNOTATION_READ_ONCE, ANNOTATION_SCHEDULING
 from rljob_core.children.rollout import build_rollout
 from rljob_core.children.service import build_server, find_services, service_of
 from rljob_core.children.trainer import build_trainer
@@ -67,7 +67,7 @@ def load_with_new_fields():
 def test_configuration_of_each_role_is_what_earlier_versions_recorded(monkeypatch, request):
     recorded = {}
 
-    def record(workload, configuration, scheduling, at_start):
+    def record(workload, configuration, scheduling, parts):
         recorded[workload["metadata"]["name"]] = {"configuration": configuration, "scheduling": scheduling}
         return workload
 
@@ -223,7 +223,7 @@ def read_template(workload):
 
 def read_configuration(workload):
     annotations = workload["metadata"]["annotations"]
-    return annotations.get(ANNOTATION_AT_START, annotations[ANNOTATION_CONFIGURATION])
+    return annotations.get(ANNOTATION_READ_ONCE, annotations[ANNOTATION_CONFIGURATION])
 
 
 def read_scheduling(workload):

@@ -136,7 +136,7 @@ def test_every_child_has_labels_owner_and_a_matching_selector(case):
         ("suspend", False, set()),
         ("activeDeadlineSeconds", 5, set()),
         ("progressDeadlineSeconds", 5, set()),
-        ("hangDetection", {"maxSeconds": 90}, {"full-head", "full-rollout"}),
+        ("hangDetection", {"maxSeconds": 90}, set()),
         ("outageSeconds", 5, set()),
         ("checkpoint.everySteps", 5, set()),
         ("checkpoint.keep", 5, set()),

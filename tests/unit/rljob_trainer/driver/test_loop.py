@@ -84,12 +84,14 @@ async def test_changes_of_checkpoints_and_log_hold_from_the_next_step_on(make_ha
     assert logged == {"step-000002.train.parquet"}, "the newest one with a log stays"
 
 
-async def test_limit_of_outages_is_read_while_the_job_runs(make_harness):
+async def test_limits_of_outages_and_hangs_are_read_while_the_job_runs(make_harness):
     async with make_harness() as harness:
-        spec = make_job(**harness.job.spec.to_manifest() | {"outageSeconds": 77}).spec
+        changed = {"outageSeconds": 77, "hangDetection": {"minSeconds": 900, "maxSeconds": 1000}}
+        spec = make_job(**harness.job.spec.to_manifest() | changed).spec
         harness.read_spec = lambda: spec
         await harness.run()
         assert harness.outages.limit_seconds == 77
+        assert harness.pace.limit("step") == 900
 
 
 async def test_steps_raised_during_the_last_evaluation_are_trained(make_harness):

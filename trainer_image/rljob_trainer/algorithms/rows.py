@@ -324,6 +324,7 @@ def _rows_of(
                 advantages=_spread(0.0 if advantages is None else advantages[part], mask),
                 versions=segment.versions,
                 weight=weight,
+                temperature=episode.sampling.temperature or 1.0,  # greedy answers have no distribution
                 episode=episode.group * _MAX_GROUP_SIZE + episode.position,
                 reference_logprobs=found.reference_logprobs,
                 returns=returns,

@@ -59,8 +59,6 @@ class Policy:
         self.algorithm, self._code = job.spec.algorithm, build_algorithm(job.spec)
         self.num_steps = job.spec.schedule.steps
         """May change (see optimizer.learning_rate)."""
-        # Greedy sampling has no distribution; use the model's.
-        self._temperature = job.spec.rollout.sampling.temperature or 1.0
         self.dtype: torch.dtype = getattr(torch, job.spec.trainer.dtype)
         head_dtype = job.spec.trainer.head_dtype
         self._logits_dtype: torch.dtype | None = None if head_dtype == "model" else getattr(torch, head_dtype)
@@ -134,7 +132,7 @@ class Policy:
         self.model.eval()  # without the dropout of adapters
         # Compiled for these rows alone, layers would cost more than the rows.
         with torch.no_grad(), torch.compiler.set_stance("force_eager"):
-            found = [TokenFacts(logprobs=_to_numpy(self.model(batch, 1.0)[0])) for batch in batches]
+            found = [TokenFacts(logprobs=_to_numpy(self.model(batch)[0])) for batch in batches]
         compute_as_sampled(self.model.network)
         self.reshard()
         return found
@@ -245,7 +243,7 @@ class Policy:
             yield name.removeprefix(_PREFIX), sharding.gather(parameter, self.dtype)
 
     def _loss(self, batch: MicroBatch, reference: Tensor | None) -> Tensor:
-        logprobs, entropy = self.model(batch, self._temperature, bool(self.algorithm.entropy_coefficient))
+        logprobs, entropy = self.model(batch, bool(self.algorithm.entropy_coefficient))
         rollout_logprobs = self._tensor(batch.rollout_logprobs)
         inputs = LossInputs(
             logprobs=logprobs,
@@ -268,7 +266,7 @@ class Policy:
         with torch.no_grad(), self._use_reference() as reference:
             for batch in batches:
                 given = batch.reference_logprobs
-                found.append(reference(batch, self._temperature)[0] if given is None else self._tensor(given))
+                found.append(reference(batch)[0] if given is None else self._tensor(given))
         return found
 
     @contextlib.contextmanager

@@ -31,7 +31,7 @@ from rljob_cli.options import Target
 from rljob_core.backend import Manifest
 from rljob_core.kube.client import MERGE_PATCH, SSA, ApiError, KubeApi
 from rljob_core.kube.client import connect as connect_api
-from rljob_core.kube.resources import EVENT, POD, REWARD_MODEL, RLJOB, Resource
+from rljob_core.kube.resources import CLAIM, EVENT, POD, REWARD_MODEL, RLJOB, Resource
 
 PROTOCOL = "v4.channel.k8s.io"
 _STDIN, _STATUS = 0, 3
@@ -92,7 +92,6 @@ def _parse_exit_code(status: dict[str, object]) -> int:
     raise TransientError(f"the command did not run: {status.get('message')}")
 
 
-CLAIM = Resource("PersistentVolumeClaim", "v1", "persistentvolumeclaims")
 _WORKLOADS = (
     Resource("Deployment", "apps/v1", "deployments"),
     Resource("StatefulSet", "apps/v1", "statefulsets"),

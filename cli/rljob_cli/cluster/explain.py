@@ -296,7 +296,7 @@ def _list_commands(observation: JobObservation) -> dict[str, str]:
         "OOMKilled": edit,
         "DiskLimitExceeded": edit,
         "CreateContainerConfigError": f"kubectl get configmaps,secrets -n {namespace}",
-        "ReferenceMissing": f"kubectl get configmaps,secrets -n {namespace}",
+        "ReferenceMissing": f"kubectl get configmaps,secrets,pvc -n {namespace}",
         "LimitRange": f"kubectl describe limitrange -n {namespace}",
         "FailedMount": f"kubectl get configmaps,secrets,pvc -n {namespace}",
         "PodNameTaken": f"kubectl get pods -n {namespace} --show-labels",

@@ -63,7 +63,9 @@ class DriverHarness:
         self.run_dir = folder / "run"
         self.run_dir.mkdir(parents=True, exist_ok=True)
         self.published, self.weight = None, 0
-        self.updates, self.requests, self.generations, self.trainer_steps, self.versions = [], [], [], [], []
+        self.sampling = {}
+        """Parameters of each answer's request, by the tokens of prompt and answer."""
+        self.updates, self.requests, self.generations, self.trainer_specs, self.versions = [], [], [], [], []
         self.read_steps = lambda: None
         self.calls = Counter()
         self.kill_trainer = lambda what: False

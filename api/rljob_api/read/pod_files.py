@@ -6,6 +6,7 @@ earlier version accepted runs on with a warning, too (`Rule.is_ratcheted`).
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,6 +52,7 @@ class JobFile:
     path: Path
     _spec: RLJobSpec
     """Of the newest readable file."""
+    resolve: Callable[[RLJobSpec], RLJobSpec] = lambda spec: spec
     _read: tuple[int, int, int] | None = None
 
     def read_spec(self) -> RLJobSpec:
@@ -59,7 +61,7 @@ class JobFile:
             identity = (found.st_ino, found.st_mtime_ns, found.st_size)
             if identity != self._read:
                 self._read = identity
-                self._spec = load_job_file(self.path).spec
+                self._spec = self.resolve(load_job_file(self.path).spec)
         except (OSError, UserError) as error:
             log.warning("the job's file is unusable, so the spec is unchanged: %s", error)
         return self._spec

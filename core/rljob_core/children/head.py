@@ -47,7 +47,10 @@ _NOT_READ = (
 )
 """Fields of spec that the driver does not read."""
 _READ_AGAIN_BY_0_2 = ("outageSeconds", "checkpoint.everySteps", "checkpoint.keep", "tracking.trajectoriesSize")
-_READ_AGAIN = {ANNOTATION_AT_START: _READ_AGAIN_BY_0_2, ANNOTATION_READ_ONCE: (*_READ_AGAIN_BY_0_2, "hangDetection")}
+_READ_AGAIN = {
+    ANNOTATION_AT_START: _READ_AGAIN_BY_0_2,
+    ANNOTATION_READ_ONCE: (*_READ_AGAIN_BY_0_2, "hangDetection", "rollout.sampling"),
+}
 """Fields that the driver reads again, as those of the schedule."""
 _READ_BY_REWARD = {"function", "mcp", "model", "judge", "queueLength"}
 """Fields of a reward that only its server reads."""

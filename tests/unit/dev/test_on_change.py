@@ -21,7 +21,7 @@ EFFECTS = {
     "checkpoint.everySteps": "reloaded",
     "outageSeconds": "reloaded",
     "tracking.trajectoriesSize": "reloaded",
-    "rollout.sampling.temperature": "head",
+    "rollout.sampling.temperature": "reloaded",
     "head.env": "head",
     "evaluation.everySteps": "head",
     "hangDetection.minSeconds": "reloaded",

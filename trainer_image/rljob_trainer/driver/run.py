@@ -11,7 +11,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -134,8 +134,8 @@ class Driver:
         self._algorithm = build_algorithm(job.spec)
         every = job.spec.checkpoint.every_steps
         self._cadence = Cadence(job.spec.schedule, job.spec.held_out_sets, checkpoint_every=every)
-        self._trainer_steps = job.spec.schedule.steps
-        """Which the trainer's learning rate follows."""
+        self._trainer_spec = job.spec
+        """Which the ranks follow, as training and evaluation do."""
         self._checkpoint_seconds = 0.0
         """Duration of the last checkpoint, from its beginning to its end, without the export."""
         needs_whole_step = self._algorithm.needs.whole_step
@@ -236,7 +236,7 @@ class Driver:
                 generation=generation, checkpoint=checkpoint, report=self._board.waits_for
             )
         ledger.record_choices(trainer.choices)
-        self._trainer_steps = self._spec.schedule.steps
+        self._trainer_spec = self._spec
         self._hung = []
         self._steps.begin()
         try:
@@ -300,7 +300,7 @@ class Driver:
         return TrainLoop(
             between=BetweenSteps(
                 self._cadence,
-                partial(self._follow_spec, trainer, checkpoints, ledger),
+                partial(self._follow_spec, trainer, lane, held_out, checkpoints, ledger),
                 held_out,
                 checkpoints,
                 ledger,
@@ -388,17 +388,26 @@ class Driver:
         await ledger.write_summary()
         self._board.set_phase("done")
 
-    async def _follow_spec(self, trainer: Trainer, checkpoints: Checkpointer, ledger: Ledger) -> None:
-        """Take the fields that may change while the job runs, which every later decision uses."""
+    async def _follow_spec(
+        self, trainer: Trainer, lane: TrainLane, held_out: EvalLane, checkpoints: Checkpointer, ledger: Ledger
+    ) -> None:
+        """Take the fields that may change while the job runs, which every later decision uses. A group in flight keeps
+        the sampling with which it began."""
         read = self._parts.read_spec()
         checkpoints.keep = read.checkpoint.keep
         ledger.trajectories.max_bytes = read.tracking.trajectories_size.num_bytes
         if changes := self._cadence.update(read):
             log.info("the spec changes: %s", changes)
             self._board.update(total_steps=self._cadence.schedule.steps)
-        if (steps := self._cadence.schedule.steps) != self._trainer_steps:
-            await trainer.set_steps(steps)
-            self._trainer_steps = steps
+        sampling = read.rollout.sampling
+        rollout = self._spec.rollout.model_copy(update={"sampling": sampling})
+        spec = self._spec.model_copy(update={"schedule": self._cadence.schedule, "rollout": rollout})
+        if spec != self._trainer_spec:
+            log.info("the next groups are sampled with %s", sampling)
+            lane.plan = replace(lane.plan, sampling=sampling)
+            held_out.follow(read.held_out_sets)
+            await trainer.follow(spec)
+            self._trainer_spec = spec
 
     def _judge(self, ledger: Ledger, outcome: StepOutcome) -> None:
         """A step counts. Report whether the last ones taught anything. Raise UserError if they had no valid sample."""

@@ -22,6 +22,7 @@ from rljob_api.wire.contract import ENV_TOKEN, ExitCode
 from rljob_api.wire.termination import end_program, leave_result
 from rljob_inputs.hub.repository import HubAccess
 from rljob_inputs.memory.object_store import head_store_bytes
+from rljob_inputs.models.defaults import resolve
 from rljob_inputs.models.own_settings import ModelSettings, load_model_settings
 from rljob_inputs.objects.folder import ObjectFolder
 from rljob_trainer.calls.client import AgentServices
@@ -181,7 +182,7 @@ class Head:
             per_pod=spec.engines_per_pod or 1,
             spans_updates=build_schedule(spec.schedule).spans_updates,
             reports=self.pulls,
-            special_ids=settings.special_ids,
+            special_ids=settings.own.special_tokens,
             outages=outages,
             on_mismatch=prometheus.mismatches.inc,
         )
@@ -221,6 +222,7 @@ class Head:
                 is_paused=outages.is_open,
             )
             start_trainer = partial(self.hub.start_trainer, start)
+        file = JobFile(self.environment.job_file, spec, lambda read: resolve(read, settings.own).spec)
         return DriverParts(
             start_trainer=start_trainer,
             collector=Collector(
@@ -237,9 +239,9 @@ class Head:
             reports=reports,
             data=Datasets(inputs.train, inputs.held_out),
             model=self.environment.model,
-            read_spec=JobFile(self.environment.job_file, spec).read_spec if spec.trains else lambda: spec,
+            read_spec=file.read_spec if spec.trains else lambda: spec,
             pace=self.pace,
-            check=ModelCheck(spec, settings.config, tokenizer, length) if spec.trains else None,
+            check=ModelCheck(spec, settings.own.config, tokenizer, length) if spec.trains else None,
             engines=engines,
             outages=outages,
             copies=self.copy,

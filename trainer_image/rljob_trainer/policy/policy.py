@@ -57,8 +57,6 @@ class Policy:
         """`model`: the resolved source of spec.model: a folder, or hf://org/name."""
         self._job, self.spec, self.source, self.device = job, job.spec, model, device
         self.algorithm, self._code = job.spec.algorithm, build_algorithm(job.spec)
-        self.num_steps = job.spec.schedule.steps
-        """May change (see optimizer.learning_rate)."""
         self.dtype: torch.dtype = getattr(torch, job.spec.trainer.dtype)
         head_dtype = job.spec.trainer.head_dtype
         self._logits_dtype: torch.dtype | None = None if head_dtype == "model" else getattr(torch, head_dtype)
@@ -153,7 +151,7 @@ class Policy:
         finite, nothing changes but the number of updates."""
         sums, maxima = self._metrics.reduce()
         self._metrics = TokenMetrics()
-        total_updates = self.num_steps * self.spec.schedule.mini_batches
+        total_updates = self.spec.schedule.steps * self.spec.schedule.mini_batches
         rate = learning_rate(self.algorithm.optimizer, self.num_updates, total_updates)
         norm = optimizer.update(self.model, self.optimizer, self.algorithm.optimizer, denominator, rate, self.dtype)
         if not math.isfinite(norm):

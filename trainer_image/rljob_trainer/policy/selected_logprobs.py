@@ -57,7 +57,8 @@ class _SelectedLogProbs(torch.autograd.Function):
             logits = _logits(hidden[chunk], weight, dtype)  # [chunk, vocabulary]
             for block in _blocks(logits):
                 rows = slice(chunk.start + block.start, chunk.start + block.stop)
-                scaled = _scaled(logits[block], _at(temperature, rows), transform)  # [block, vocabulary] fp32
+                own = temperature if isinstance(temperature, float) else temperature[rows, None]
+                scaled = _scaled(logits[block], own, transform)  # [block, vocabulary] fp32
                 chosen = scaled.gather(1, targets[rows, None]).squeeze(1)
                 log_normalizers[rows] = normalizers = scaled.logsumexp(dim=1)
                 logprobs[rows] = chosen - normalizers
@@ -82,9 +83,9 @@ class _SelectedLogProbs(torch.autograd.Function):
             grad_logits = kept.clone() if kept is not None else _logits(hidden[chunk], weight, ctx.dtype)
             for block in _blocks(grad_logits):
                 rows = slice(chunk.start + block.start, chunk.start + block.stop)
-                temperature = _at(ctx.temperature, rows)
-                scaled = _scaled(grad_logits[block], temperature, ctx.transform)
-                slope = _slope(scaled, temperature, ctx.transform)
+                own = ctx.temperature if isinstance(ctx.temperature, float) else ctx.temperature[rows, None]
+                scaled = _scaled(grad_logits[block], own, ctx.transform)
+                slope = _slope(scaled, own, ctx.transform)
                 probabilities = scaled.sub_(log_normalizers[rows, None]).exp()
                 grad = probabilities * -grad_logprobs[rows, None]
                 grad.scatter_add_(1, targets[rows, None], grad_logprobs[rows, None])
@@ -114,10 +115,6 @@ def _logits(hidden: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
         block = slice(start, start + HEAD_BLOCK_ROWS)
         logits[:, block] = hidden @ weight[block].to(dtype).T
     return logits
-
-
-def _at(temperature: float | Tensor, rows: slice) -> float | Tensor:  # [rows, 1]
-    return temperature[rows, None] if isinstance(temperature, Tensor) else temperature
 
 
 def _scaled(logits: Tensor, temperature: float | Tensor, transform: LogitTransform) -> Tensor:

@@ -300,8 +300,9 @@ class RankProcess:
     def apply(self, denominator: float) -> RankMetrics:
         return self.policy.apply(denominator)
 
-    def set_steps(self, steps: int) -> None:
-        self.policy.num_steps = steps
+    def follow(self, spec: RLJobSpec) -> None:
+        """`spec`: with the schedule and the sampling of now."""
+        self.policy.spec = spec
 
     @typed_errors
     def publish(self, generation: str, version: int) -> WeightManifest | None:

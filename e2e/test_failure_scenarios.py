@@ -78,7 +78,7 @@ def test_claim_that_is_missing_and_then_unbound(scenario: Scenario) -> None:
     claim, volume = build_claim(scenario.namespace)
     scenario.apply(claim)
     unbound = scenario.wait_for_warning("VolumeUnbound", ("unbound", "runs", field))
-    assert_explained(scenario, unbound, "kubectl describe pvc runs")
+    assert_explained(scenario, unbound, "kubectl describe pvc")
     scenario.apply(volume)
     try:
         scenario.wait_until_healthy(unbound)

@@ -31,7 +31,7 @@ from rljob_cli.options import Target
 from rljob_core.backend import Manifest
 from rljob_core.kube.client import MERGE_PATCH, SSA, ApiError, KubeApi
 from rljob_core.kube.client import connect as connect_api
-from rljob_core.kube.resources import CLAIM, EVENT, POD, REWARD_MODEL, RLJOB, Resource
+from rljob_core.kube.resources import EVENT, POD, REWARD_MODEL, RLJOB, Resource
 
 PROTOCOL = "v4.channel.k8s.io"
 _STDIN, _STATUS = 0, 3
@@ -221,9 +221,6 @@ class Cluster:
 
     async def list_warnings(self) -> list[Manifest]:
         return await self._list(EVENT, fieldSelector="type=Warning")
-
-    async def list_claims(self) -> list[Manifest]:
-        return await self._list(CLAIM)
 
     async def list_reward_models(self) -> list[Manifest]:
         return await self._list(REWARD_MODEL)

@@ -25,8 +25,6 @@ class JobObservation:
     workloads: list[Manifest] = field(default_factory=list)
     warnings: list[Manifest] = field(default_factory=list)
     """Warning Events about the job and its objects, newest first."""
-    claims: list[Manifest] | None = None
-    """PersistentVolumeClaims of the namespace; None: they could not be read."""
     reward_models: list[Manifest] | None = field(default_factory=list)
     """None: they could not be read."""
     unreadable: list[str] = field(default_factory=list)
@@ -67,12 +65,11 @@ async def fetch_observation(cluster: Cluster, name: str) -> JobObservation:
     selector = f"{LABEL_JOB}={name}"
     pods = await read(cluster.list_pods(selector)) or []
     workloads = await read(cluster.list_workloads(selector)) or []
-    claims = await read(cluster.list_claims()) if name_claims(manifest) else []
     models = await read(cluster.list_reward_models())
     warnings = await read(cluster.list_warnings()) or []
     relevant = [event for event in warnings if _is_about_job(event, manifest, pods, workloads)]
     relevant.sort(key=event_time, reverse=True)
-    return JobObservation(manifest, pods, workloads, relevant, claims, models, unreadable)
+    return JobObservation(manifest, pods, workloads, relevant, models, unreadable)
 
 
 def name_claims(manifest: Manifest) -> list[str]:

@@ -84,7 +84,7 @@ def test_configuration_of_each_role_is_what_earlier_versions_recorded(monkeypatc
 
 
 def test_templates_have_the_digests_of_earlier_versions(request):
-    """A workload without a digest of the configuration is recognized by this one."""
+    """What a program reads again is not in it: that of the head changes with what it reads again."""
     hashes = {
         name: read_config_hash(workload) for owner in load_stored() for name, workload in build_workloads(owner).items()
     }

@@ -466,8 +466,15 @@ def test_head_that_reads_them_once_stays_until_one_of_them_changes(monkeypatch):
     assert replaced(before, simulation.pods_of()) == set()
 
 
-def test_pods_of_an_earlier_version_that_read_a_field_once_are_replaced_when_it_changes(monkeypatch):
-    simulation = Operated(hangDetection={"minSeconds": 70})
+HANGS = [{"hangDetection": {"minSeconds": seconds}} for seconds in (70, 80, 90)]
+SAMPLINGS = [{"rollout": {"sampling": {"temperature": value}}} for value in (0.7, 0.8, 0.9)]
+
+
+@pytest.mark.parametrize(
+    ("specs", "roles"), [(HANGS, {"head", "trainer", "rollout"}), (SAMPLINGS, {"head", "trainer"})]
+)
+def test_pods_of_an_earlier_version_that_read_a_field_once_are_replaced_when_it_changes(monkeypatch, specs, roles):
+    simulation = Operated(**specs[0])
     with monkeypatch.context() as earlier:
         build = pods.record_configuration
         kept = keep.ANNOTATION_AT_START
@@ -481,8 +488,8 @@ def test_pods_of_an_earlier_version_that_read_a_field_once_are_replaced_when_it_
     simulation.defaults = NEWER
     simulation.settle()
     assert replaced(before, simulation.pods_of()) == set(), "an upgrade"
-    for seconds, roles in ((80, {"head", "trainer", "rollout"}), (90, set())):
-        simulation.edit(hangDetection={"minSeconds": seconds})
+    for spec, expected in zip(specs[1:], (roles, set()), strict=True):
+        simulation.edit(**spec)
         simulation.settle()
-        assert replaced(before, simulation.pods_of()) == roles
+        assert replaced(before, simulation.pods_of()) == expected
         before = simulation.pods_of()

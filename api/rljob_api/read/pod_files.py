@@ -53,14 +53,12 @@ class JobFile:
     _spec: RLJobSpec
     """Of the newest readable file."""
     resolve: Callable[[RLJobSpec], RLJobSpec] = lambda spec: spec
-    _read: tuple[int, int, int] | None = None
+    _read: bytes = b""
 
     def read_spec(self) -> RLJobSpec:
         try:
-            found = self.path.stat()
-            identity = (found.st_ino, found.st_mtime_ns, found.st_size)
-            if identity != self._read:
-                self._read = identity
+            if (found := self.path.read_bytes()) != self._read:
+                self._read = found
                 self._spec = self.resolve(load_job_file(self.path).spec)
         except (OSError, UserError) as error:
             log.warning("the job's file is unusable, so the spec is unchanged: %s", error)

@@ -15,8 +15,6 @@ from rljob_cli.cluster.client import Cluster, ClusterError
 from rljob_cli.cluster.other_versions import parse_job, parse_reward_models, parse_status
 from rljob_core.backend import Manifest, ObservedState, key_of, utc_now
 
-_CLAIM = re.compile(r"pvc://([^/]+)")
-
 
 @dataclass(frozen=True)
 class JobObservation:
@@ -72,17 +70,6 @@ async def fetch_observation(cluster: Cluster, name: str) -> JobObservation:
     return JobObservation(manifest, pods, workloads, relevant, models, unreadable)
 
 
-def name_claims(manifest: Manifest) -> list[str]:
-    spec = manifest["spec"]
-    data = spec.get("data") or {}
-    held_out = [each.get("data") for each in (spec.get("evaluation") or {}).get("sets") or []]
-    sources = [spec.get("model"), data.get("train"), *(data.get("mix") or ()), data.get("eval"), *held_out]
-    found = [match[1] for s in sources if s and (match := _CLAIM.match(s.get("source", "")))]
-    checkpoint = (spec.get("checkpoint") or {}).get("persistentVolumeClaim") or {}
-    start = (manifest.get("status") or {}).get("startModel") or {}
-    return sorted({*found, *filter(None, [checkpoint.get("claimName"), start.get("claim")])})
-
-
 def involved_object(event: Manifest) -> tuple[str, str]:
     involved = event.get("involvedObject") or {}
     return str(involved.get("kind")), str(involved.get("name"))
@@ -107,7 +94,8 @@ def _is_about_job(event: Manifest, job: Manifest, pods: list[Manifest], workload
     if kind == "RLJob":
         return name == metadata["name"]
     if kind == "PersistentVolumeClaim":
-        return name in name_claims(job)
+        volumes = [volume for pod in pods for volume in pod["spec"].get("volumes") or []]
+        return any((each.get("persistentVolumeClaim") or {}).get("claimName") == name for each in volumes)
     if kind in ("Pod", "ReplicaSet"):
         names = {pod["metadata"]["name"] for pod in pods}
         return name in names or any(_is_named_after(name, workload) for workload in workloads)

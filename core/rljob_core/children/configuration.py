@@ -34,10 +34,9 @@ def without(settings: Mapping[str, Any], paths: Iterable[str]) -> dict[str, Any]
     left = dict(settings)
     for path in paths:
         name, _, inner = path.partition(".")
-        if inner:
-            left[name] = without(left.get(name, {}), [inner])
-        if not inner or not left[name]:
-            left.pop(name, None)
+        section = left.pop(name, {})
+        rest = without(section, [inner]) if inner else {}
+        left |= {name: rest} if rest else {}
     return left
 
 

@@ -62,15 +62,13 @@ def has_same_configuration(desired: Manifest, running: Manifest, *, ignores_sche
 
 def keep_running(desired: Manifest, running: Manifest) -> Manifest:
     """`desired` with all that `running` must keep, if the operator built it differently."""
-    kept_digests = {name: _annotations_of(running).get(name) for name in _AT_START}
-    desired = _with_annotations(desired, kept_digests)
+    kept_digests = {name: _annotations_of(running).get(name) for name in (ANNOTATION_BUILT, *_AT_START)}
+    kept = _with_annotations(desired, kept_digests)
     if not is_outdated(desired, running):
-        return desired
+        return kept
     mutable = _MUTABLE[desired["kind"]]
     spec = {name: value for name, value in desired["spec"].items() if name in mutable}
-    built = {ANNOTATION_BUILT: _annotations_of(running).get(ANNOTATION_BUILT)}
-    kept = _keep_version(_with_annotations(desired, built), running)
-    return kept | {"spec": spec | kept_fields(running)}
+    return _keep_version(kept, running) | {"spec": spec | kept_fields(running)}
 
 
 def _keep_version(desired: Manifest, running: Manifest) -> Manifest:

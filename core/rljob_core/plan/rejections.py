@@ -125,8 +125,8 @@ def _find_names(value: Any, wanted: Reference, location: Location) -> Iterator[L
     elif isinstance(value, list):
         for index, inner in enumerate(value):
             yield from _find_names(inner, wanted, (*location, index))
-    elif kind == "persistentvolumeclaim" and str(value).startswith(f"pvc://{wanted.name}/"):
-        yield location
     else:
-        has_kind = any(kind in str(part).lower() for part in location)
-        yield from [location] if value == wanted.name and location[-1] in _NAMES and has_kind else []
+        is_source = kind == "persistentvolumeclaim" and str(value).startswith(f"pvc://{wanted.name}/")
+        is_name = value == wanted.name and location[-1] in _NAMES
+        if is_source or (is_name and any(kind in str(part).lower() for part in location)):
+            yield location

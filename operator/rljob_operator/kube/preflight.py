@@ -18,6 +18,7 @@ its volume, and never without that Pod.
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from http import HTTPStatus
@@ -41,8 +42,8 @@ from rljob_core.kube.client import METADATA_ONLY, SSA, ApiError
 from rljob_core.kube.resources import BY_KIND, CLAIM, LIMIT_RANGE, POD, Resource
 from rljob_operator.kube import refusals
 
-_SECRET, _CONFIG_MAP = "Secret", "ConfigMap"
-_CLAIM_FIELD = "persistentVolumeClaim"
+_SECRET = "Secret"
+_KINDS = (_SECRET, "ConfigMap", CLAIM.kind)
 
 
 def find_references(workload: Manifest) -> list[Reference]:
@@ -51,11 +52,8 @@ def find_references(workload: Manifest) -> list[Reference]:
     spec = workload["spec"]["template"].get("spec")
     left_out = {_SECRET} if any(volume.get("csi") for volume in _list(spec, "volumes")) else set[str]()
     found = [each for each in dict.fromkeys(_list_references(spec)) if each.name and each.kind not in left_out]
-    return [each for each in found if each.kind == CLAIM.kind or not _is_created_by_operator(each.name, owner["name"])]
-
-
-def _is_created_by_operator(name: str, owner: str) -> bool:
-    return name.startswith(f"{owner}-") or name.endswith(reward_refs.child_name(""))
+    own = re.compile(f"{re.escape(owner['name'])}-|.*{reward_refs.child_name('')}$")  # what the operator itself creates
+    return [each for each in found if each.kind == CLAIM.kind or not own.match(each.name)]
 
 
 def _list_references(spec: Any) -> Iterator[Reference]:
@@ -65,9 +63,7 @@ def _list_references(spec: Any) -> Iterator[Reference]:
         for source in _list(container, "envFrom"):
             yield from _read(source, "secretRef", "configMapRef")
     for volume in _list(spec, "volumes"):
-        yield from _read(volume, "secret", "configMap")
-        if isinstance(claim := volume.get(_CLAIM_FIELD), dict):
-            yield Reference(CLAIM.kind, str(claim.get("claimName") or ""))
+        yield from _read(volume, "secret", "configMap", "persistentVolumeClaim")
         for source in _list(volume.get("projected"), "sources"):
             yield from _read(source, "secret", "configMap")
 
@@ -78,11 +74,12 @@ def _list(holder: Any, field: str) -> list[Manifest]:
     return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
 
 
-def _read(holder: Any, secret: str, config_map: str) -> Iterator[Reference]:
-    for kind, field in ((_SECRET, secret), (_CONFIG_MAP, config_map)):
+def _read(holder: Any, *fields: str) -> Iterator[Reference]:
+    """`fields`: with a Secret, a ConfigMap and a claim, or the first of these."""
+    for kind, field in zip(_KINDS, fields, strict=False):
         source = holder.get(field) if isinstance(holder, dict) else None
         if isinstance(source, dict) and not source.get("optional"):
-            name = source.get("secretName") or source.get("name")
+            name = source.get("secretName") or source.get("claimName") or source.get("name")
             yield Reference(kind, name if isinstance(name, str) else "")
 
 
@@ -222,8 +219,7 @@ class Preflight:
 
     async def _may_exist(self, namespace: str, reference: Reference) -> bool:
         try:
-            resource = CLAIM if reference.kind == CLAIM.kind else BY_KIND[reference.kind]
-            await self._call("GET", resource, namespace, reference.name, accept=METADATA_ONLY)
+            await self._call("GET", BY_KIND.get(reference.kind, CLAIM), namespace, reference.name, accept=METADATA_ONLY)
         except ApiError as error:
             return error.code != HTTPStatus.NOT_FOUND
         return True

@@ -309,12 +309,8 @@ def _rows_of(
     episode: Episode, given: EpisodeAdvantages | None, settings: Settings, facts: Sequence[TokenFacts]
 ) -> list[TrainRow]:
     num_sampled = episode.num_sampled
-    weights = {
-        "token": 1.0,
-        "sequence": 1 / max(1, num_sampled),
-        "constant": 1 / (episode.sampling.max_tokens or settings.max_tokens),
-    }
-    weight = weights[settings.level]
+    limit = episode.sampling.max_tokens or settings.max_tokens
+    weight = {"token": 1.0, "sequence": 1 / max(1, num_sampled), "constant": 1 / limit}[settings.level]
     rows, start = [], 0
     advantages = None if given is None else _to_segments(given.advantages, episode)
     targets = None if given is None or given.returns is None else _to_segments(given.returns, episode)

@@ -105,8 +105,10 @@ class EvalLane:
     def follow(self, sets: Sequence[HeldOutSet]) -> None:
         """Sample as `sets` say from the next evaluation on."""
         given = {each.name: each.sampling for each in sets}
-        plans = [replace(each.plan, sampling=given.get(each.plan.held_out) or each.plan.sampling) for each in self.sets]
-        self.sets = [replace(each, plan=plan) for each, plan in zip(self.sets, plans, strict=True)]
+        self.sets = [
+            replace(each, plan=replace(each.plan, sampling=given.get(each.settings.name) or each.plan.sampling))
+            for each in self.sets
+        ]
 
     def start(self, step: int, names: Collection[str]) -> None:
         """Evaluate the weights that the rollouts serve now on the sets `names`."""

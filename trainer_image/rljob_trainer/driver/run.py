@@ -132,8 +132,7 @@ class Driver:
         self._num_restarts = 0
         self._rank_failures = RankFailureLog(job.spec.trainer)
         self._algorithm = build_algorithm(job.spec)
-        every = job.spec.checkpoint.every_steps
-        self._cadence = Cadence(job.spec.schedule, job.spec.held_out_sets, checkpoint_every=every)
+        self._cadence = Cadence(job.spec.schedule, job.spec.held_out_sets, job.spec.checkpoint.every_steps)
         self._trainer_spec = job.spec
         """Which the ranks follow, as training and evaluation do."""
         self._checkpoint_seconds = 0.0
@@ -300,7 +299,7 @@ class Driver:
         return TrainLoop(
             between=BetweenSteps(
                 self._cadence,
-                partial(self._follow_spec, trainer, lane, held_out, checkpoints, ledger),
+                self._follow_spec,
                 held_out,
                 checkpoints,
                 ledger,
@@ -388,25 +387,23 @@ class Driver:
         await ledger.write_summary()
         self._board.set_phase("done")
 
-    async def _follow_spec(
-        self, trainer: Trainer, lane: TrainLane, held_out: EvalLane, checkpoints: Checkpointer, ledger: Ledger
-    ) -> None:
+    async def _follow_spec(self) -> None:
         """Take the fields that may change while the job runs, which every later decision uses. A group in flight keeps
         the sampling with which it began."""
-        read = self._parts.read_spec()
-        checkpoints.keep = read.checkpoint.keep
-        ledger.trajectories.max_bytes = read.tracking.trajectories_size.num_bytes
-        if changes := self._cadence.update(read):
-            log.info("the spec changes: %s", changes)
-            self._board.update(total_steps=self._cadence.schedule.steps)
-        sampling = read.rollout.sampling
+        read, loop = self._parts.read_spec(), self._loop
+        assert loop is not None
+        loop.between.checkpoints.keep = read.checkpoint.keep
+        loop.ledger.trajectories.max_bytes = read.tracking.trajectories_size.num_bytes
+        self._cadence.update(read)
+        schedule, sampling = self._cadence.schedule, read.rollout.sampling
         rollout = self._spec.rollout.model_copy(update={"sampling": sampling})
-        spec = self._spec.model_copy(update={"schedule": self._cadence.schedule, "rollout": rollout})
+        spec = self._spec.model_copy(update={"schedule": schedule, "rollout": rollout})
         if spec != self._trainer_spec:
-            log.info("the next groups are sampled with %s", sampling)
-            lane.plan = replace(lane.plan, sampling=sampling)
-            held_out.follow(read.held_out_sets)
-            await trainer.follow(spec)
+            log.info("the spec changes: %s; the next groups are sampled with %s", schedule, sampling)
+            self._board.update(total_steps=schedule.steps)
+            loop.lane.plan = replace(loop.lane.plan, sampling=sampling)
+            loop.between.held_out.follow(read.held_out_sets)
+            await loop.trainer.follow(spec)
             self._trainer_spec = spec
 
     def _judge(self, ledger: Ledger, outcome: StepOutcome) -> None:

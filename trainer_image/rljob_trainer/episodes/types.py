@@ -26,6 +26,7 @@ from rljob_api.wire.contract import MAX_TRAJECTORIES
 from rljob_api.wire.scores import ScoreResult
 from rljob_inputs.prompts import Prompt
 
+_DEFAULT_SAMPLING = Sampling()
 NOT_SAMPLED = -1
 """Version and turn of a token that the policy did not sample."""
 
@@ -274,7 +275,7 @@ class Episode:
     """With what its rewards are compared: the trajectories of its seat in the group, or in its episode."""
     traceparent: str = ""
     """The traceparent of its episode's span. Empty: it is not traced."""
-    sampling: Sampling = field(default_factory=Sampling)
+    sampling: Sampling = field(default_factory=lambda: _DEFAULT_SAMPLING)
     """Those of its plan: the job's may change while it runs."""
 
     @property

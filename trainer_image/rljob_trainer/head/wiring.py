@@ -222,7 +222,7 @@ class Head:
                 is_paused=outages.is_open,
             )
             start_trainer = partial(self.hub.start_trainer, start)
-        file = JobFile(self.environment.job_file, spec, lambda read: resolve(read, settings.own).spec)
+        read_spec = JobFile(self.environment.job_file, spec, lambda read: resolve(read, settings.own).spec).read_spec
         return DriverParts(
             start_trainer=start_trainer,
             collector=Collector(
@@ -239,7 +239,7 @@ class Head:
             reports=reports,
             data=Datasets(inputs.train, inputs.held_out),
             model=self.environment.model,
-            read_spec=file.read_spec if spec.trains else lambda: spec,
+            read_spec=read_spec if spec.trains else lambda: spec,
             pace=self.pace,
             check=ModelCheck(spec, settings.own.config, tokenizer, length) if spec.trains else None,
             engines=engines,

@@ -34,7 +34,7 @@ class Pace:
     @property
     def floor(self) -> float:
         """The lowest limit of any work, in seconds."""
-        return float(min(self.bounds.min_seconds, self.bounds.max_seconds))
+        return min(self.bounds.min_seconds, self.bounds.max_seconds)
 
     def record(self, kind: str, seconds: float) -> None:
         """A piece of work has ended."""
@@ -43,7 +43,7 @@ class Pace:
 
     def limit(self, kind: str) -> float:
         """Return the seconds that a piece of work may take: maxSeconds if none of its kind has ended yet."""
-        durations, longest = self._durations.get(kind), float(self.bounds.max_seconds)
+        durations, longest = self._durations.get(kind), self.bounds.max_seconds
         if not durations:
             return longest
         allowed = max(_OF_MEDIAN * statistics.median(durations), _OF_LONGEST * self._longest[kind])

@@ -95,7 +95,7 @@ class ScoringModel(nn.Module):
         device = head.weight.device
         chosen = source_states(require_decoder(self.network), batch, device, self.dtype)
         targets, temperatures = integers(batch.targets, device), batch.temperatures
-        differ = bool((temperatures != temperatures[0]).any())
+        differ = temperatures.max() > temperatures.min()
         temperature = to_device(temperatures, device, torch.float32) if differ else float(temperatures[0])
         return selected_logprobs(
             chosen, head.weight, targets, temperature, entropy_gradient, self._transform, self._logits_dtype

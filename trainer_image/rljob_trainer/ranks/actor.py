@@ -267,7 +267,7 @@ class RankProcess:
         if self.device.type == "cpu" or job.spec.trainer.offloads_state:  # AdamW runs on the host's CPUs
             cores = len(os.sched_getaffinity(0))
             torch.set_num_threads(choose_num_threads(cores, num_local_ranks, os.environ.get(ENV_NUM_THREADS)))
-        join_process_group(rank, num_ranks, *rendezvous, self.device, _BACKSTOP)
+        join_process_group(rank, num_ranks, *rendezvous, self.device)
         self.policy = Policy(job, model, self.device)
         if checkpoint is not None:
             folder = self._reach(checkpoint.folder)
@@ -394,18 +394,16 @@ def open_store(rank: int, num_ranks: int, address: str, port: int, timeout: time
     return TCPStore(address, port, num_ranks, True, timeout, master_listen_fd=listener.detach())
 
 
-def join_process_group(
-    rank: int, num_ranks: int, address: str, port: int, device: torch.device, timeout: timedelta
-) -> None:
+def join_process_group(rank: int, num_ranks: int, address: str, port: int, device: torch.device) -> None:
     if address.startswith("127."):
         # Local runs have a loopback address per Pod. gloo would bind to the host name's address, if it has one.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
     dist.init_process_group(
         "gloo" if device.type == "cpu" else "nccl",
-        store=open_store(rank, num_ranks, address, port, timeout),
+        store=open_store(rank, num_ranks, address, port, _BACKSTOP),
         rank=rank,
         world_size=num_ranks,
-        timeout=timeout,
+        timeout=_BACKSTOP,
         device_id=None if device.type == "cpu" else device,
     )

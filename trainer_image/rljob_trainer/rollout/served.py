@@ -64,20 +64,15 @@ def _run() -> int:
     from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
 
     arguments = place_argument(build_arguments(os.environ))
-    path = Path(os.environ[contract.ENV_JOB_FILE])
-    file = JobFile(path, load_job_file(path).spec)
+    file = JobFile(path := Path(os.environ[contract.ENV_JOB_FILE]), load_job_file(path).spec)
     set_defaults(on_gpu=is_on_gpu(arguments))
     fields = StartupFields.of_served_model(
         on_gpu=is_on_gpu(arguments), path=os.environ[contract.ENV_ENGINE_MODEL], resources="spec.trainer.resources"
     )
     cli_env_setup()
-    return uvloop.run(_serve_and_explain(parse_arguments(arguments, fields), file, fields))
-
-
-async def _serve_and_explain(args: Namespace, file: JobFile, fields: StartupFields) -> int:
-    warm = asyncio.Event()
+    args, warm = parse_arguments(arguments, fields), asyncio.Event()
     with startup_errors(fields, "the engine", warm.is_set):
-        return await _serve(args, file, warm)
+        return uvloop.run(_serve(args, file, warm))
 
 
 async def _serve(args: Namespace, file: JobFile, warm: asyncio.Event) -> int:

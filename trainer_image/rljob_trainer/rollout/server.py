@@ -151,18 +151,11 @@ def _run(job: RLJob, arguments: list[str], lora: Lora | None) -> int:
 
     check_platform(job.spec.rollout.gpus_per_replica, current_platform)
     cli_env_setup()
-    return uvloop.run(_serve_and_explain(job, parse_arguments(arguments, _find_fields(job)), lora))
-
-
-def _find_fields(job: RLJob) -> StartupFields:
-    on_gpu, shares_trainer = job.spec.rollout.gpus_per_replica > 0, job.spec.shares_trainer
-    return StartupFields.of_rollout(on_gpu=on_gpu, shares_trainer=shares_trainer)
-
-
-async def _serve_and_explain(job: RLJob, args: Namespace, lora: Lora | None) -> int:
-    state = ReplicaState()
-    with startup_errors(_find_fields(job), "the rollout replica", lambda: state.is_warm):
-        return await _serve(job, args, state, lora)
+    spec, state = job.spec, ReplicaState()
+    fields = StartupFields.of_rollout(on_gpu=spec.rollout.gpus_per_replica > 0, shares_trainer=spec.shares_trainer)
+    args = parse_arguments(arguments, fields)
+    with startup_errors(fields, "the rollout replica", lambda: state.is_warm):
+        return uvloop.run(_serve(job, args, state, lora))
 
 
 async def _serve(job: RLJob, args: Namespace, state: ReplicaState, lora: Lora | None) -> int:

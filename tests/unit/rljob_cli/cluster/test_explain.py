@@ -10,7 +10,7 @@ import pytest
 from rljob_cli.cluster.client import ClusterError
 from rljob_cli.cluster.explain import _list_commands, explain
 from rljob_cli.cluster.explanation import format_explanation
-from rljob_cli.cluster.observation import JobObservation, fetch_observation, name_claims
+from rljob_cli.cluster.observation import JobObservation, fetch_observation
 from rljob_core.backend import utc_now
 from rljob_core.plan.causes import REMEDIES
 
@@ -187,23 +187,22 @@ def test_phase_of_a_newer_operator_is_shown_as_it_is() -> None:
     assert explain(JobObservation(manifest)).phase == "Paused", "and not as one that was never reconciled"
 
 
-def test_claims_come_from_sources_and_checkpoint() -> None:
-    assert name_claims(job(checkpoint={"persistentVolumeClaim": {"claimName": "runs"}})) == ["models", "runs"]
-
-
 async def test_warnings_of_an_earlier_job_and_of_other_jobs_are_excluded() -> None:
     class FakeCluster:
         async def get_job(self, name: str) -> Any:
             return job()
 
         async def list_pods(self, selector: str) -> Any:
-            return [pod("sums-head-a", "head", "CrashLoopBackOff")]
+            volumes = [{"name": "tmp", "emptyDir": {}}, {"name": "run", "persistentVolumeClaim": {"claimName": "runs"}}]
+            return [pod("sums-head-a", "head", "CrashLoopBackOff", spec={"volumes": volumes})]
 
         async def list_warnings(self) -> Any:
             names = ("sums-head-a", "2026-01-02"), ("sums-head-a", "2025-12-31"), ("tens-head-a", "2026-01-02")
+            found = [("Pod", *each) for each in names]
+            found += [("PersistentVolumeClaim", name, "2026-01-01") for name in ("runs", "others")]
             return [
-                {"involvedObject": {"kind": "Pod", "name": n}, "metadata": {}, "lastTimestamp": f"{day}T00:00:00Z"}
-                for n, day in names
+                {"involvedObject": {"kind": kind, "name": n}, "metadata": {}, "lastTimestamp": f"{day}T00:00:00Z"}
+                for kind, n, day in found
             ]
 
         async def list_workloads(self, selector: str) -> Any:
@@ -214,7 +213,7 @@ async def test_warnings_of_an_earlier_job_and_of_other_jobs_are_excluded() -> No
 
     observation = await fetch_observation(FakeCluster(), "sums")  # type: ignore[arg-type]
     warnings = [(w["involvedObject"]["name"], w["lastTimestamp"][:10]) for w in observation.warnings]
-    assert warnings == [("sums-head-a", "2026-01-02")]
+    assert warnings == [("sums-head-a", "2026-01-02"), ("runs", "2026-01-01")]
     assert (observation.reward_models, observation.unreadable) == (None, ["forbidden: list rewardmodels"])
 
 

@@ -226,6 +226,7 @@ def build_batch(case: Case) -> MicroBatch:
         rows=index // case.length,
         positions=index % case.length,
         weights=ones,
+        temperatures=ones,
         advantages=ones,
         rollout_logprobs=-ones,
         proximal_shares=ones,

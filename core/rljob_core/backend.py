@@ -252,8 +252,8 @@ class Reference(NamedTuple):
 
 
 class MissingReferencesError(PodRejectedError):
-    """Secrets and ConfigMaps without which the Pods of a workload cannot start do not exist. Not raised: one workload's
-    of several."""
+    """Secrets, ConfigMaps and claims without which the Pods of a workload cannot start do not exist. Not raised: one
+    workload's of several."""
 
     def __init__(self, missing: tuple[Reference, ...]) -> None:
         super().__init__(", ".join(f"{each.kind} {each.name}" for each in missing), "ReferenceMissing")

@@ -126,7 +126,7 @@ def test_the_job_takes_lengths_sampling_and_ends_from_the_files(settings: ModelS
 async def test_all_end_tokens_of_the_model_end_an_answer(replica: BaseReplica, settings: ModelSettings) -> None:
     key = await start(replica)
     sampling = Sampling(max_tokens=200)
-    completions = [await _generate(key, sampling, seed, settings.special_ids) for seed in range(6)]
+    completions = [await _generate(key, sampling, seed, settings.own.special_tokens) for seed in range(6)]
     for completion in completions:
         *others, last = completion.token_ids
         assert not completion.truncated, "it ended at its limit"
@@ -143,7 +143,7 @@ async def test_the_token_that_a_special_text_stands_for_ends_an_answer(
     assert greedy.truncated
     token = greedy.token_ids[9]
     end = greedy.token_ids.index(token) + 1
-    special = {**settings.special_ids, TURN: token}  # a token that the random model samples
+    special = {**settings.own.special_tokens, TURN: token}  # a token that the random model samples
     stopped = await _generate(key, Sampling(max_tokens=24, temperature=0, stop=[TURN]), 0, special, ignore_eos=True)
     assert stopped.token_ids == greedy.token_ids[:end], "the token is kept, and trained"
     assert not stopped.truncated

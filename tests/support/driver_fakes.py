@@ -77,9 +77,9 @@ class FakeTrainer:
             logprob_difference=0.01, num_tokens=num_tokens, num_micro_batches=1, seconds=0.01,
         )  # fmt: skip
 
-    async def set_steps(self, steps):
-        self._live("set_steps")
-        self.harness.trainer_steps.append(steps)
+    async def follow(self, spec):
+        self._live("follow")
+        self.harness.trainer_specs.append(spec)
 
     async def publish(self, version):
         self._works("publish")
@@ -228,6 +228,7 @@ class FakeRollout:
             text = self.harness.write_answer(draw, self.harness.template.decode(body["token_ids"]))
             tokens = self.harness.template.encode(f"{text}<|im_end|>")
         self.num_served += 1
+        self.harness.sampling[(*body["token_ids"], *tokens)] = body["sampling_params"]
         spans = [(first, 0, 1), (self.harness.published.key, 1, len(tokens))]
         choice = {
             "text": text,

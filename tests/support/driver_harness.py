@@ -42,6 +42,7 @@ from rljob_trainer.feed.prompt_feed import PromptSource
 from rljob_trainer.gateway.server import ModelGateway
 from rljob_trainer.history.prometheus import PrometheusMetrics
 from rljob_trainer.history.tracking import build_trackers
+from rljob_trainer.liveness.judge import Pace
 from rljob_trainer.outages import Outages
 from rljob_trainer.replicas.http import open_session
 from rljob_trainer.replicas.rollout_client import RolloutClient
@@ -62,7 +63,9 @@ class DriverHarness:
         self.run_dir = folder / "run"
         self.run_dir.mkdir(parents=True, exist_ok=True)
         self.published, self.weight = None, 0
-        self.updates, self.requests, self.generations, self.trainer_steps, self.versions = [], [], [], [], []
+        self.sampling = {}
+        """Parameters of each answer's request, by the tokens of prompt and answer."""
+        self.updates, self.requests, self.generations, self.trainer_specs, self.versions = [], [], [], [], []
         self.read_steps = lambda: None
         self.calls = Counter()
         self.kill_trainer = lambda what: False
@@ -176,7 +179,7 @@ class DriverHarness:
 
     def read_spec(self):
         if (steps := self.read_steps()) is None:
-            return None
+            return self.job.spec
         schedule = self.job.spec.schedule.model_copy(update={"steps": steps})
         return self.job.spec.model_copy(update={"schedule": schedule})
 
@@ -201,6 +204,7 @@ class DriverHarness:
             session = await stack.enter_async_context(open_session())
             spans_updates = build_schedule(self.job.spec.schedule).spans_updates
             prometheus = self.prometheus = PrometheusMetrics()
+            self.pace = Pace(self.job.spec.hang_detection)
             outages = self.outages = self.board.outages = Outages(self.job.spec.outage_seconds, self.clock)
             rollouts = RolloutClient(
                 self.job.spec.rollout,
@@ -266,6 +270,7 @@ class DriverHarness:
                 ),
                 "/m",
                 self.read_spec,
+                self.pace,
                 self.engines,
                 outages,
             )

@@ -24,6 +24,7 @@ from tests.support.policy_scenarios import (
     LATER,
     PLAIN,
     Scenarios,
+    at_temperatures,
     build_inputs,
     build_rows,
     denominator,
@@ -49,9 +50,9 @@ class LoraScenarios(Scenarios):
         self.train_adapters("accumulated", PLAIN, limit=16)
         self.train_adapters("recomputed", PLAIN, gradient_checkpointing="full")
         self.train_adapters("one-module", PLAIN, lora={**LORA, "targetModules": ["q_proj"]})
-        self.train_adapters("everything", EVERYTHING, temperature=0.7, versions=LATER)
+        self.train_adapters("everything", EVERYTHING, versions=LATER)
         with mock.patch.object(sharding, "choose_mode", return_value=SMALLEST):
-            self.train_adapters("reduced", EVERYTHING, limit=24, temperature=0.7, versions=LATER)
+            self.train_adapters("reduced", EVERYTHING, limit=24, versions=LATER)
         self.train_adapters("half", PLAIN, dtype="bfloat16")
         self.publish_adapters()
         self.save_adapters()
@@ -72,6 +73,7 @@ class LoraScenarios(Scenarios):
         self, name: str, algorithm: Algorithm, *, limit: int = 4096, versions: Any = FIRST, **settings: Any
     ) -> None:
         policy, rows = self.new(algorithm, **settings), build_rows()
+        rows = at_temperatures(rows) if algorithm is EVERYTHING else rows
         before = policy.gather_weights()  # before the first forward, one parameter after the other
         gradients: dict[str, torch.Tensor] = {}
         step = policy.optimizer.step

@@ -141,6 +141,11 @@ def with_reference(rows: list[TrainRow]) -> list[TrainRow]:
     return [dataclasses.replace(row, reference_logprobs=row.rollout_logprobs - 0.5) for row in rows]
 
 
+def at_temperatures(rows: list[TrainRow]) -> list[TrainRow]:
+    """Rows of before and after a change of rollout.sampling.temperature."""
+    return [dataclasses.replace(row, temperature=0.7 if i % 3 else 1.2) for i, row in enumerate(rows)]
+
+
 def build_model(folder: Path) -> None:
     from transformers import Qwen3Config
 
@@ -169,7 +174,8 @@ class Scenarios:
         self.counts = UpdateCounts()
 
     def run(self) -> None:
-        everything: dict[str, Any] = {"temperature": 0.7, "versions": LATER, "level": "sequence"}
+        rows = at_temperatures(build_rows(level="sequence"))
+        everything: dict[str, Any] = {"rows": rows, "versions": LATER, "level": "sequence"}
         self.train("plain", PLAIN)
         self.train("accumulated", PLAIN, micro_batch_tokens=16)
         self.train("reduced", PLAIN, micro_batch_tokens=16, mode=ShardingMode(keep_gathered=False, reduce_once=False))
@@ -184,7 +190,7 @@ class Scenarios:
         self.train("everything", EVERYTHING, **everything)
         self.train("everything-accumulated", EVERYTHING, micro_batch_tokens=24, **everything)
         self.train("everything-split", EVERYTHING, calls=5, **everything)
-        self.train("given-reference", EVERYTHING, rows=with_reference(build_rows()), temperature=0.7, versions=LATER)
+        self.train("given-reference", EVERYTHING, rows=at_temperatures(with_reference(build_rows())), versions=LATER)
         for name, settings in OTHERS.items() if self.num_ranks == 2 else ():
             algorithm = Algorithm.model_validate({**settings, "optimizer": OPTIMIZER})
             self.train(name, algorithm, versions=LATER, level="sequence", calls=3, micro_batch_tokens=24, updates=1)
@@ -195,14 +201,14 @@ class Scenarios:
         self.publish()
         self.save()
 
-    def policy(self, algorithm: Algorithm, *, temperature: float = 1.0, **trainer: Any) -> Policy:
+    def policy(self, algorithm: Algorithm, **trainer: Any) -> Policy:
         spec = {
             "model": {"source": "/m"},
             "data": {"train": {"source": "/t"}},
             "rewards": [{"name": "r", "function": {"inline": "x"}}],
             "schedule": {"steps": 10},
             "algorithm": algorithm,
-            "rollout": {"maxModelLen": 64, "sampling": {"maxTokens": 16, "temperature": temperature}},
+            "rollout": {"maxModelLen": 64, "sampling": {"maxTokens": 16}},
             "trainer": {"dtype": "float32", **trainer},
         }
         job = resolve_job(RLJob.model_validate({"metadata": {"name": "t"}, "spec": spec}), None)

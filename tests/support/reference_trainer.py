@@ -15,31 +15,32 @@ from tests.support import policy_scenarios
 class ReferenceTrainer:
     """The independent computation: one sequence at a time, all logits, and autograd."""
 
-    def __init__(self, folder: Path, algorithm: Algorithm, temperature: float = 1.0) -> None:
+    def __init__(self, folder: Path, algorithm: Algorithm) -> None:
         from transformers import AutoModelForCausalLM
 
         def load() -> Any:
             return AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
 
         self.model, self.reference = load(), load().requires_grad_(False)
-        self.algorithm, self.temperature = algorithm, temperature
+        self.algorithm = algorithm
 
-    def logprobs(self, model: Any, tokens: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        every = torch.log_softmax(model(torch.tensor([tokens])).logits[0, :-1] / self.temperature, dim=-1)
+    def logprobs(self, model: Any, row: TrainRow) -> tuple[torch.Tensor, torch.Tensor]:
+        tokens = row.token_ids.tolist()
+        every = torch.log_softmax(model(torch.tensor([tokens])).logits[0, :-1] / row.temperature, dim=-1)
         return every.gather(1, torch.tensor(tokens[1:])[:, None])[:, 0], -(every.exp() * every).sum(-1)
 
     def loss(self, rows: list[TrainRow], versions: UpdateVersions, denominator: float) -> torch.Tensor:
         a, total = self.algorithm, torch.zeros(())
         for row in rows:
-            tokens, mask = row.token_ids.tolist(), torch.from_numpy(row.loss_mask[1:])
+            mask = torch.from_numpy(row.loss_mask[1:])
             advantages, rollout = torch.from_numpy(row.advantages[1:]), torch.from_numpy(row.rollout_logprobs[1:])
-            new, entropy = self.logprobs(self.model, tokens)
+            new, entropy = self.logprobs(self.model, row)
             share = [proximal_share(version, versions) for version in row.versions[1:]]
             proximal = rollout + torch.tensor(share) * (new.detach() - rollout)
             gain = policy_gain(a, new, proximal, advantages, mask)
             gain = gain * importance(a, new.detach(), proximal, rollout, mask)
             if row.reference_logprobs is None:
-                reference = self.logprobs(self.reference, tokens)[0]
+                reference = self.logprobs(self.reference, row)[0]
             else:
                 reference = torch.from_numpy(row.reference_logprobs[1:])
             kl = reference - new

@@ -6,12 +6,15 @@ earlier version accepted runs on with a warning, too (`Rule.is_ratcheted`).
 """
 
 import logging
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 from pydantic import ValidationError
 
-from rljob_api.manifest.job import RLJob
+from rljob_api.errors import UserError
+from rljob_api.manifest.job import RLJob, RLJobSpec
 from rljob_api.read.documents import read_documents
 from rljob_api.read.load import InvalidManifestError, load_job
 from rljob_api.read.unknown_fields import drop_unknown_fields
@@ -39,3 +42,24 @@ def load_job_file(path: str | Path) -> RLJob:
             raise error from None
         log.warning("the job is used as it is stored, although a new one would be refused:\n%s", error)
         return job
+
+
+@dataclass
+class JobFile:
+    """A file that may change. A cluster swaps the symbolic link of a ConfigMap's volume; `rljob run` renames a new file
+    over it."""
+
+    path: Path
+    _spec: RLJobSpec
+    """Of the newest readable file."""
+    resolve: Callable[[RLJobSpec], RLJobSpec] = lambda spec: spec
+    _read: bytes = b""
+
+    def read_spec(self) -> RLJobSpec:
+        try:
+            if (found := self.path.read_bytes()) != self._read:
+                self._read = found
+                self._spec = self.resolve(load_job_file(self.path).spec)
+        except (OSError, UserError) as error:
+            log.warning("the job's file is unusable, so the spec is unchanged: %s", error)
+        return self._spec

@@ -62,6 +62,10 @@ app.kubernetes.io/part-of: rljob
 - apiGroups: [""]
   resources: [secrets, configmaps, services]
   verbs: [get, list, watch, create, patch, delete]
+# To find a missing claim before Pods take nodes.
+- apiGroups: [""]
+  resources: [persistentvolumeclaims]
+  verbs: [get]
 # To name the LimitRange that refuses a Pod.
 - apiGroups: [""]
   resources: [limitranges]

@@ -92,7 +92,6 @@ def _parse_exit_code(status: dict[str, object]) -> int:
     raise TransientError(f"the command did not run: {status.get('message')}")
 
 
-CLAIM = Resource("PersistentVolumeClaim", "v1", "persistentvolumeclaims")
 _WORKLOADS = (
     Resource("Deployment", "apps/v1", "deployments"),
     Resource("StatefulSet", "apps/v1", "statefulsets"),
@@ -222,9 +221,6 @@ class Cluster:
 
     async def list_warnings(self) -> list[Manifest]:
         return await self._list(EVENT, fieldSelector="type=Warning")
-
-    async def list_claims(self) -> list[Manifest]:
-        return await self._list(CLAIM)
 
     async def list_reward_models(self) -> list[Manifest]:
         return await self._list(REWARD_MODEL)

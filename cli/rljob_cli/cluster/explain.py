@@ -20,7 +20,7 @@ from rljob_cli.cluster.formatting import (
     kubectl_command,
     phase_condition,
 )
-from rljob_cli.cluster.observation import JobObservation, event_time, involved_object, name_claims
+from rljob_cli.cluster.observation import JobObservation, event_time, involved_object
 from rljob_cli.cluster.other_versions import find_unknown_fields
 from rljob_cli.manifests import role_of
 from rljob_core.backend import Manifest
@@ -77,7 +77,7 @@ def explain(observation: JobObservation) -> Explanation:
         damaged_checkpoints=[p.message for p in status.progress.problems if p.is_checkpoint],
         remedies=[
             *_failure_remedies(observation, status),
-            *_describe_remedies(observation, causes),
+            *(cause.message for cause in causes),
             *(describe_avoided(each, is_kueue=job.spec.scheduling.gang == "kueue") for each in avoided if job),
         ],
         warnings=_newest_warnings(observation),
@@ -201,31 +201,6 @@ def _failure_remedies(observation: JobObservation, status: RLJobStatus) -> list[
     return [f"{remedy}; without spec.checkpoint.persistentVolumeClaim or storage it restarts at step 0"]
 
 
-def _describe_remedies(observation: JobObservation, causes: list[Cause]) -> list[str]:
-    remedies = [cause.message for cause in causes]
-    for claim, phase in _unbound_claims(observation).items():
-        problem = "does not exist; create it in the job's namespace"
-        if phase is not None:
-            problem = f"is {phase}, not Bound; check its events, its storage class and whether a PersistentVolume fits"
-        remedies.append(f"PersistentVolumeClaim {claim} {problem}")
-    return remedies
-
-
-def _unbound_claims(observation: JobObservation) -> dict[str, str | None]:
-    """Return the phases of claims that the job references and cannot mount; None: the claim does not exist."""
-    if observation.claims is None:
-        return {}
-    phases = {name_of(claim): str((claim.get("status") or {}).get("phase", "Pending")) for claim in observation.claims}
-    return {claim: phases.get(claim) for claim in name_claims(observation.manifest) if phases.get(claim) != "Bound"}
-
-
-def _claims_command(observation: JobObservation) -> str:
-    """Describe unbound claims, for their events; list all if they do not exist."""
-    namespace = observation.manifest["metadata"]["namespace"]
-    pending = [claim for claim, phase in _unbound_claims(observation).items() if phase]
-    return f"kubectl describe pvc {' '.join(pending)} -n {namespace}" if pending else f"kubectl get pvc -n {namespace}"
-
-
 def _newest_warnings(observation: JobObservation) -> list[WarningEvent]:
     """Newest first, equal ones once."""
     found: dict[tuple[str, str, str], WarningEvent] = {}
@@ -258,8 +233,6 @@ def _next_commands(
     commands += [f"kubectl taint nodes {e.node} {OUT_OF_SERVICE_TAINT}" for e in lost if e.problem == NODE_LOST]
     by_reason = _list_commands(observation)
     commands += [by_reason.get(cause.reason, "") for cause in causes]
-    if _unbound_claims(observation):
-        commands.append(_claims_command(observation))
     commands += [kubectl_command("logs", job, "--role", part.role) for part in status.progress.hung]
     for pod in observation.pods:
         if last_termination(pod) and describe_pod(pod) != "Ready":
@@ -286,8 +259,8 @@ def _list_commands(observation: JobObservation) -> dict[str, str]:
     namespace, edit = observation.manifest["metadata"]["namespace"], edit_command(observation.manifest)
     return {
         "Unschedulable": "kubectl get nodes --show-labels",
-        "VolumeUnbound": _claims_command(observation),
-        "VolumeHeld": _claims_command(observation),
+        "VolumeUnbound": f"kubectl describe pvc -n {namespace}",
+        "VolumeHeld": f"kubectl describe pvc -n {namespace}",
         "QuotaExceeded": f"kubectl describe resourcequota -n {namespace}",
         "QuotaUnspecified": edit,
         "RewardModelNotReady": f"kubectl describe rewardmodels -n {namespace}",
@@ -296,7 +269,7 @@ def _list_commands(observation: JobObservation) -> dict[str, str]:
         "OOMKilled": edit,
         "DiskLimitExceeded": edit,
         "CreateContainerConfigError": f"kubectl get configmaps,secrets -n {namespace}",
-        "ReferenceMissing": f"kubectl get configmaps,secrets -n {namespace}",
+        "ReferenceMissing": f"kubectl get configmaps,secrets,pvc -n {namespace}",
         "LimitRange": f"kubectl describe limitrange -n {namespace}",
         "FailedMount": f"kubectl get configmaps,secrets,pvc -n {namespace}",
         "PodNameTaken": f"kubectl get pods -n {namespace} --show-labels",

@@ -26,7 +26,7 @@ from rljob_api.run.folder import TrajectoryFile, parse_trajectory_file
 from rljob_api.wire import contract
 from rljob_api.wire.contract import LABEL_JOB, LABEL_ROLE, PORT_DRIVER, PORT_RUN_FILES, RUN_ROUTE
 from rljob_api.wire.text import clean_text
-from rljob_cli.cluster.client import CLAIM, Cluster, ClusterError
+from rljob_cli.cluster.client import Cluster, ClusterError
 from rljob_cli.cluster.pod_start import build_pod, started_pod
 from rljob_cli.cluster.port_forward import forward_port
 from rljob_cli.manifests import phase_of
@@ -34,7 +34,7 @@ from rljob_cli.output import say
 from rljob_core.backend import Manifest
 from rljob_core.children.common import HEAD
 from rljob_core.children.config import read_token
-from rljob_core.kube.resources import Resource
+from rljob_core.kube.resources import CLAIM, Resource
 from rljob_core.plan.job import render_children
 from rljob_core.plan.observed_job import name_of
 

@@ -15,8 +15,6 @@ from rljob_cli.cluster.client import Cluster, ClusterError
 from rljob_cli.cluster.other_versions import parse_job, parse_reward_models, parse_status
 from rljob_core.backend import Manifest, ObservedState, key_of, utc_now
 
-_CLAIM = re.compile(r"pvc://([^/]+)")
-
 
 @dataclass(frozen=True)
 class JobObservation:
@@ -25,8 +23,6 @@ class JobObservation:
     workloads: list[Manifest] = field(default_factory=list)
     warnings: list[Manifest] = field(default_factory=list)
     """Warning Events about the job and its objects, newest first."""
-    claims: list[Manifest] | None = None
-    """PersistentVolumeClaims of the namespace; None: they could not be read."""
     reward_models: list[Manifest] | None = field(default_factory=list)
     """None: they could not be read."""
     unreadable: list[str] = field(default_factory=list)
@@ -67,23 +63,11 @@ async def fetch_observation(cluster: Cluster, name: str) -> JobObservation:
     selector = f"{LABEL_JOB}={name}"
     pods = await read(cluster.list_pods(selector)) or []
     workloads = await read(cluster.list_workloads(selector)) or []
-    claims = await read(cluster.list_claims()) if name_claims(manifest) else []
     models = await read(cluster.list_reward_models())
     warnings = await read(cluster.list_warnings()) or []
     relevant = [event for event in warnings if _is_about_job(event, manifest, pods, workloads)]
     relevant.sort(key=event_time, reverse=True)
-    return JobObservation(manifest, pods, workloads, relevant, claims, models, unreadable)
-
-
-def name_claims(manifest: Manifest) -> list[str]:
-    spec = manifest["spec"]
-    data = spec.get("data") or {}
-    held_out = [each.get("data") for each in (spec.get("evaluation") or {}).get("sets") or []]
-    sources = [spec.get("model"), data.get("train"), *(data.get("mix") or ()), data.get("eval"), *held_out]
-    found = [match[1] for s in sources if s and (match := _CLAIM.match(s.get("source", "")))]
-    checkpoint = (spec.get("checkpoint") or {}).get("persistentVolumeClaim") or {}
-    start = (manifest.get("status") or {}).get("startModel") or {}
-    return sorted({*found, *filter(None, [checkpoint.get("claimName"), start.get("claim")])})
+    return JobObservation(manifest, pods, workloads, relevant, models, unreadable)
 
 
 def involved_object(event: Manifest) -> tuple[str, str]:
@@ -110,7 +94,8 @@ def _is_about_job(event: Manifest, job: Manifest, pods: list[Manifest], workload
     if kind == "RLJob":
         return name == metadata["name"]
     if kind == "PersistentVolumeClaim":
-        return name in name_claims(job)
+        volumes = [volume for pod in pods for volume in pod["spec"].get("volumes") or []]
+        return any((each.get("persistentVolumeClaim") or {}).get("claimName") == name for each in volumes)
     if kind in ("Pod", "ReplicaSet"):
         names = {pod["metadata"]["name"] for pod in pods}
         return name in names or any(_is_named_after(name, workload) for workload in workloads)

@@ -23,7 +23,7 @@ from rljob_cli.check.preflight import can_read_rows
 from rljob_cli.check.template_file import place_template
 from rljob_cli.check.tenant_policy import find_policy_problems, read_policy
 from rljob_cli.check.verdict import describe_skipped, judge
-from rljob_cli.cluster.client import CLAIM, Cluster, ClusterError, NotFoundError
+from rljob_cli.cluster.client import Cluster, ClusterError, NotFoundError
 from rljob_cli.cluster.commands import on_cluster
 from rljob_cli.cluster.logs import Selection, follow_logs
 from rljob_cli.cluster.top import JobRow, view_row
@@ -38,7 +38,7 @@ from rljob_core.backend import Manifest, ObservedState, utc_now
 from rljob_core.children.common import to_yaml
 from rljob_core.children.start_model import parse_start, set_claim
 from rljob_core.defaults import DEFAULTS
-from rljob_core.kube.resources import BY_KIND, POLICY, REWARD_MODEL, RLJOB, Resource
+from rljob_core.kube.resources import BY_KIND, CLAIM, POLICY, REWARD_MODEL, RLJOB, Resource
 from rljob_core.plan.job import render_children
 from rljob_core.plan.policy_defaults import apply_policy, choose_queue
 from rljob_core.plan.reward_model import plan_reward_model

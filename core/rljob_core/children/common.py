@@ -46,7 +46,7 @@ _NAME_LABELS = {REWARD: contract.LABEL_REWARD, AGENT: contract.LABEL_AGENT}
 LABEL_AVOIDS = "rljob.dev/avoids"
 """On Pods of a role with a topology: digest of the nodes that they avoid."""
 ANNOTATION_CONFIG_HASH = "rljob.dev/config-hash"
-"""On Pod templates: digest of what the role reads at its start. Pods are replaced only when that changes."""
+"""On Pod templates: digest of what the role reads at its start alone. Pods are replaced only when that changes."""
 ANNOTATION_RESTARTED = "rljob.dev/restarted"
 """On Pod templates: the request (`kubectl rljob restart`) for which the Pods were last replaced."""
 ANNOTATION_JOB_UID = "rljob.dev/job-uid"

@@ -5,7 +5,7 @@ images or defaults; each setting that changes a workload's template is included.
 each role: a change of the result restarts the running jobs of all users.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from rljob_api.manifest.base import SINCE_START, Spec, yaml_fields
@@ -27,6 +27,17 @@ def read_settings(spec: Spec, exclude: Collection[str] = ()) -> dict[str, Any]:
     restarts nothing."""
     settings = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True, context=SINCE_START)
     return {name: value for name, value in settings.items() if name not in exclude}
+
+
+def without(settings: Mapping[str, Any], paths: Iterable[str]) -> dict[str, Any]:
+    """The settings without these fields, and without sections of which nothing is left."""
+    left = dict(settings)
+    for path in paths:
+        name, _, inner = path.partition(".")
+        section = left.pop(name, {})
+        rest = without(section, [inner]) if inner else {}
+        left |= {name: rest} if rest else {}
+    return left
 
 
 def read_configuration(

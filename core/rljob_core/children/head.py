@@ -12,7 +12,7 @@ from typing import Any
 from rljob_api.manifest.agent import Agent
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.schedule import MUTABLE_SCHEDULE_FIELDS
-from rljob_api.manifest.services.reward import Reward, RewardModel
+from rljob_api.manifest.services.reward import RewardModel
 from rljob_api.manifest.sources import parse_source
 from rljob_api.wire import contract
 from rljob_core.backend import Manifest
@@ -29,6 +29,7 @@ from rljob_core.children.common import (
 )
 from rljob_core.children.configuration import RETRY_FIELDS, read_settings
 from rljob_core.children.env import build_env, build_field_env, build_grace_env, build_job_env, build_tracing_env
+from rljob_core.children.keep import ANNOTATION_AT_START, ANNOTATION_READ_ONCE
 from rljob_core.children.pods import build_probes
 from rljob_core.children.start_model import locate_model
 from rljob_core.children.volumes import build_job_volumes
@@ -44,8 +45,12 @@ _NOT_READ = (
     *("ttlSecondsAfterFinished", "head"),
 )
 """Fields of spec that the driver does not read."""
-_RELOADED: dict[str, set[str]] = {"checkpoint": {"everySteps", "keep"}, "tracking": {"trajectoriesSize"}}
-"""Fields that the driver reads again, as outageSeconds and those of the schedule."""
+_READ_AGAIN_BY_0_2 = ("outageSeconds", "checkpoint.everySteps", "checkpoint.keep", "tracking.trajectoriesSize")
+_READ_AGAIN = {
+    ANNOTATION_AT_START: _READ_AGAIN_BY_0_2,
+    ANNOTATION_READ_ONCE: (*_READ_AGAIN_BY_0_2, "hangDetection", "rollout.sampling"),
+}
+"""Fields that the driver reads again, as those of the schedule."""
 _READ_BY_REWARD = {"function", "mcp", "model", "judge", "queueLength"}
 """Fields of a reward that only its server reads."""
 _READ_BY_RUNNER = {"command", "workingDir", "network"}
@@ -79,10 +84,6 @@ def build_head(job: RLJob, token: str, defaults: Defaults, models: Mapping[str, 
 def _build_parts(job: RLJob, token: str, defaults: Defaults, models: Mapping[str, RewardModel]) -> pods.PodParts:
     data = job.spec.data
     read = _read_by_head(job) | reward_refs.read_identities(job, models) | {"token": digest(token)}
-    kept = {name: value for name, value in read.items() if name != "outageSeconds"}
-    for section, fields in _RELOADED.items():  # what is left restarts the driver; earlier ones read the schedule again
-        left = {name: value for name, value in kept.pop(section, {}).items() if name not in fields}
-        kept |= {section: left} if left else {}
     sources = [locate_model(job), *(each.source.source for each in data.train_sources)]
     sources += [each.data.source for each in job.spec.held_out_sets]
     return pods.PodParts(
@@ -93,7 +94,7 @@ def _build_parts(job: RLJob, token: str, defaults: Defaults, models: Mapping[str
         command=["python", "-m", "rljob_trainer.head"],
         labels=build_selector(job, HEAD),
         config=read,
-        config_at_start=kept if job.spec.trains else None,
+        read_again=_READ_AGAIN if job.spec.trains else {},
         ports={"ray": contract.PORT_RAY, "driver": contract.PORT_DRIVER, "run-files": contract.PORT_RUN_FILES}
         | ({"gateway": contract.PORT_GATEWAY} if job.spec.agent.is_hosted else {}),
         env=build_job_env(job, run_dir=True)
@@ -148,7 +149,11 @@ def _read_by_head(job: RLJob) -> dict[str, Any]:
         "trainer": read_settings(spec.trainer, pods.POD_FIELDS) | {"numRanks": spec.trainer.num_ranks},
         "rollout": read_settings(spec.rollout, pods.POD_FIELDS),
         **({"evaluation": evaluation} if (evaluation := read_settings(spec.evaluation, ())) else {}),
-        "rewards": [read_settings(reward, _not_read(reward)) for reward in spec.rewards],
+        # The slots of a RewardModel are only a hint to the driver, so they restart nothing.
+        "rewards": [
+            read_settings(each, pods.POD_FIELDS | _READ_BY_REWARD | ({"slots"} if each.reward_model_ref else set()))
+            for each in spec.rewards
+        ],
         "head": read_settings(spec.head, RETRY_FIELDS),
         **_read_agent(spec.agent),
     }
@@ -167,8 +172,3 @@ def _read_agent(agent: Agent) -> dict[str, Any]:
     if agent.runner:
         settings["runner"] = read_settings(agent.runner, not_read | _READ_BY_RUNNER)
     return {"agent": settings} if settings else {}
-
-
-def _not_read(reward: Reward) -> frozenset[str]:
-    """The slots of a RewardModel are only a hint to the driver, so they restart nothing."""
-    return pods.POD_FIELDS | _READ_BY_REWARD | ({"slots"} if reward.reward_model_ref else set())

@@ -15,11 +15,15 @@ from rljob_core.children.common import SANDBOX_TEMPLATE, digest
 ANNOTATION_CONFIGURATION = "rljob.dev/configuration"
 """Digest of the user's configuration of the role."""
 ANNOTATION_AT_START = "rljob.dev/configuration-at-start"
-"""The same digest without what the program reads again. Programs of earlier versions, which do not, lack it."""
+"""The same digest without what heads of 0.2 read again. Programs of earlier versions, which do not, lack it."""
+ANNOTATION_READ_ONCE = "rljob.dev/configuration-read-once"
+"""The same digest without all that the program reads again. What is compared is the last that a workload has, so that
+a change replaces what would not notice it, and an upgrade nothing."""
 ANNOTATION_SCHEDULING = "rljob.dev/scheduling"
 """Digest of the user's settings of the gang, which matter until the job runs."""
 ANNOTATION_BUILT = "rljob.dev/built"
 """Digest of what is kept, as the operator built it."""
+_AT_START = (ANNOTATION_READ_ONCE, ANNOTATION_AT_START)
 _MUTABLE = {
     "Job": {"parallelism", "backoffLimit", "activeDeadlineSeconds", "ttlSecondsAfterFinished", "suspend"},
     "StatefulSet": {"replicas", "updateStrategy", "minReadySeconds", "persistentVolumeClaimRetentionPolicy"},
@@ -33,11 +37,11 @@ _RECREATED = ("Job", "StatefulSet")
 
 
 def record_configuration(
-    workload: Manifest, configuration: Manifest, scheduling: Manifest, at_start: Manifest | None = None
+    workload: Manifest, configuration: Manifest, scheduling: Manifest, parts: Mapping[str, Manifest]
 ) -> Manifest:
-    """The built workload with the digests of what it was built from. `at_start`: None if nothing is read again."""
+    """The built workload with the digests of what it was built from. `parts`: of the configuration, by annotation."""
     digests = {ANNOTATION_CONFIGURATION: digest(configuration), ANNOTATION_SCHEDULING: digest(scheduling)}
-    digests |= {} if at_start is None else {ANNOTATION_AT_START: digest(at_start)}
+    digests |= {name: digest(part) for name, part in parts.items()}
     return _with_annotations(workload, digests)
 
 
@@ -51,20 +55,20 @@ def record_built(child: Manifest) -> Manifest:
 def has_same_configuration(desired: Manifest, running: Manifest, *, ignores_scheduling: bool) -> bool:
     """Whether the user's configuration is the one from which `running` was built."""
     new, old = _annotations_of(desired), _annotations_of(running)
-    names = [ANNOTATION_AT_START if ANNOTATION_AT_START in old else ANNOTATION_CONFIGURATION]
+    names = [next((name for name in _AT_START if name in old), ANNOTATION_CONFIGURATION)]
     names += [] if ignores_scheduling else [ANNOTATION_SCHEDULING]
     return all(new.get(name) == old.get(name) for name in names)
 
 
 def keep_running(desired: Manifest, running: Manifest) -> Manifest:
     """`desired` with all that `running` must keep, if the operator built it differently."""
+    kept_digests = {name: _annotations_of(running).get(name) for name in (ANNOTATION_BUILT, *_AT_START)}
+    kept = _with_annotations(desired, kept_digests)
     if not is_outdated(desired, running):
-        return desired
+        return kept
     mutable = _MUTABLE[desired["kind"]]
     spec = {name: value for name, value in desired["spec"].items() if name in mutable}
-    kept_digests = {name: _annotations_of(running).get(name) for name in (ANNOTATION_BUILT, ANNOTATION_AT_START)}
-    kept = _keep_version(_with_annotations(desired, kept_digests), running)
-    return kept | {"spec": spec | kept_fields(running)}
+    return _keep_version(kept, running) | {"spec": spec | kept_fields(running)}
 
 
 def _keep_version(desired: Manifest, running: Manifest) -> Manifest:

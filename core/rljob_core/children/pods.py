@@ -5,7 +5,7 @@ that claim sandboxes; all containers run unprivileged; what the user's template 
 stays required, also of a Pod that avoids nodes with a broken GPU.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,7 @@ from rljob_core.children.configuration import (
     read_configuration,
     read_restart_request,
     read_scheduling,
+    without,
 )
 from rljob_core.children.env import build_log_env, override_env
 from rljob_core.children.gang import (
@@ -32,7 +33,7 @@ from rljob_core.children.gang import (
     build_topology_affinity,
     build_topology_annotations,
 )
-from rljob_core.children.keep import record_configuration
+from rljob_core.children.keep import ANNOTATION_READ_ONCE, record_configuration
 from rljob_core.children.merge import merge
 from rljob_core.children.volumes import Volume
 from rljob_core.defaults import Defaults
@@ -76,7 +77,7 @@ class PodParts:
     defaults: Defaults
     command: list[str]
     labels: dict[str, str]
-    config: Any
+    config: Mapping[str, Any]
     """What the role reads: a change replaces the Pods."""
     ports: dict[str, int]
     env: list[Manifest]
@@ -93,8 +94,8 @@ class PodParts:
     """Starts before the main container and ends after it."""
     service_account: str = ""
     """Whose token the containers get; empty: none."""
-    config_at_start: Any = None
-    """The part of `config` that the program does not read again. None: it reads nothing again."""
+    read_again: Mapping[str, Collection[str]] = field(default_factory=dict)
+    """By the annotation with the digest of the rest: paths in `config` that the program reads again."""
     spec_path: str = ""
     """Path of the role in the manifest, for errors; empty: spec.ROLE."""
 
@@ -118,11 +119,11 @@ def build_workload(
     spec = spec | {"template": _build_pod_template(owner, parts)}
     uses_hub = parts.role not in common.SERVING or parts.sidecar is not None
     configuration = read_configuration(owner, parts.role, parts.spec, parts.labels, parts.config, uses_hub=uses_hub)
-    at_start = None if parts.config_at_start is None else configuration | {"config": parts.config_at_start}
+    rest = {name: configuration | {"config": without(parts.config, paths)} for name, paths in parts.read_again.items()}
     workload = common.build_child(api_version, kind, owner, name, parts.labels, spec=spec)
     return [
         common.build_child("v1", "Service", owner, name, parts.labels, spec=service),
-        record_configuration(workload, configuration, read_scheduling(owner), at_start),
+        record_configuration(workload, configuration, read_scheduling(owner), rest),
     ]
 
 
@@ -144,9 +145,8 @@ def _build_pod_template(owner: Owner, parts: PodParts) -> Manifest:
 
 
 def _build_metadata(owner: Owner, parts: PodParts) -> Manifest:
-    annotations = {
-        common.ANNOTATION_CONFIG_HASH: common.digest(parts.config_at_start or parts.config)
-    } | parts.annotations
+    read_once = without(parts.config, parts.read_again.get(ANNOTATION_READ_ONCE, ()))
+    annotations = {common.ANNOTATION_CONFIG_HASH: common.digest(read_once)} | parts.annotations
     if owner.metadata.uid:
         annotations[common.ANNOTATION_JOB_UID] = owner.metadata.uid
     if request := read_restart_request(owner, parts.role, parts.labels):

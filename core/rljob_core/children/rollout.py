@@ -13,6 +13,7 @@ from rljob_core.children import pods
 from rljob_core.children.common import ROLLOUT, build_selector, child_name, digest
 from rljob_core.children.configuration import read_settings
 from rljob_core.children.env import build_job_env
+from rljob_core.children.keep import ANNOTATION_READ_ONCE
 from rljob_core.children.pods import build_probes
 from rljob_core.children.start_model import locate_model
 from rljob_core.children.volumes import build_job_volumes
@@ -42,6 +43,7 @@ def build_rollout(job: RLJob, token: str, defaults: Defaults) -> list[Manifest]:
         command=["python", "-m", "rljob_trainer.rollout"],
         labels=build_selector(job, ROLLOUT),
         config=read_by_engine(job) | {"token": digest(token)},
+        read_again={ANNOTATION_READ_ONCE: ("hangDetection",)},
         ports={"http": PORT_ROLLOUT},
         env=build_job_env(job, run_dir=False),
         probes=build_probes("http", job.spec.rollout_startup_seconds, _FAILURE_THRESHOLD),

@@ -130,7 +130,7 @@ def _build_template(job: RLJob, service: HostedService, sandbox: Sandbox, defaul
     template = _build(job, service, API_VERSION, "SandboxTemplate", spec=spec)
     shared = job.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True, include=set(POD_SETTINGS))
     pool = read_settings(service.settings.node_pool)
-    return record_configuration(template, {"sandbox": read_settings(sandbox), "pods": shared, "pool": pool}, {})
+    return record_configuration(template, {"sandbox": read_settings(sandbox), "pods": shared, "pool": pool}, {}, {})
 
 
 def _build_pod_spec(job: RLJob, service: HostedService, sandbox: Sandbox, defaults: Defaults) -> Manifest:

@@ -153,7 +153,7 @@ def storage_of(owner: Owner) -> ObjectStorage:
 
 def _find_hang_detection(service: HostedService) -> Manifest:
     """What the service's sidecar reads of the job; empty: there is none, or it has the defaults, as a RewardModel's."""
-    own = service.owner.spec.hang_detection if isinstance(service.owner, RLJob) else HangDetection()
+    own: HangDetection = getattr(service.owner.spec, "hang_detection", HangDetection())
     return own.to_manifest() if service.has_sidecar and own != HangDetection() else {}
 
 

@@ -14,6 +14,7 @@ from rljob_core.children import pods
 from rljob_core.children.common import TRAINER, build_selector, child_name, digest
 from rljob_core.children.configuration import read_settings, shared_claim
 from rljob_core.children.env import build_grace_env, build_job_env
+from rljob_core.children.keep import ANNOTATION_READ_ONCE
 from rljob_core.children.rollout import read_by_engine
 from rljob_core.children.start_model import locate_model
 from rljob_core.children.vllm_sidecar import build_engines_env
@@ -44,6 +45,7 @@ def build_trainer(job: RLJob, token: str, defaults: Defaults) -> list[Manifest]:
                 else {}
             ),
         },
+        read_again={ANNOTATION_READ_ONCE: ("engine.hangDetection",)},
         ports={"weights": PORT_WEIGHTS} | name_engine_ports(job),
         env=build_job_env(job, run_dir=shares_run) + build_engines_env(job) + build_grace_env(trainer.template),
         # No probes: only rank 0 serves requests, and the driver knows which nodes have joined.

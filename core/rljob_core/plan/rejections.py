@@ -75,8 +75,8 @@ def _read(text: str) -> Any:
 
 
 _TEMPLATE = ("spec", "template")
-_NAMES = ("name", "secretName")
-"""Fields with the name of a Secret or ConfigMap. One next to them, such as `key`, may have the same value."""
+_NAMES = ("name", "secretName", "claimName")
+"""Fields with the name of a Secret, ConfigMap or claim. One next to them, such as `key`, may have the same value."""
 
 
 def describe_refusal(owner: Owner, child: Manifest, error: Exception) -> list[str]:
@@ -116,7 +116,8 @@ def _describe_missing(owner: Owner, role: RolePath, missing: Reference) -> Cause
 
 
 def _find_names(value: Any, wanted: Reference, location: Location) -> Iterator[Location]:
-    """Yield where the manifest has the name in a field for the kind: secretKeyRef.name, configMap.name, secretName."""
+    """Yield where the manifest has the name in a field for the kind (secretKeyRef.name, configMap.name, secretName), or
+    in a source on a claim."""
     kind = wanted.kind.lower()
     if isinstance(value, dict):
         for key, inner in value.items():
@@ -124,5 +125,8 @@ def _find_names(value: Any, wanted: Reference, location: Location) -> Iterator[L
     elif isinstance(value, list):
         for index, inner in enumerate(value):
             yield from _find_names(inner, wanted, (*location, index))
-    elif value == wanted.name and location[-1] in _NAMES and any(kind in str(part).lower() for part in location):
-        yield location
+    else:
+        is_source = kind == "persistentvolumeclaim" and str(value).startswith(f"pvc://{wanted.name}/")
+        is_name = value == wanted.name and location[-1] in _NAMES
+        if is_source or (is_name and any(kind in str(part).lower() for part in location)):
+            yield location

@@ -7,7 +7,6 @@ validate` shows; they are small, so a program knows its settings before it loads
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
@@ -32,10 +31,7 @@ class ModelSettings:
     from_model: list[FromModel] = field(default_factory=list)
     model_length: int | None = None
     """The model's context in tokens, if vLLM uses it. None: unknown."""
-    special_ids: Mapping[str, int] = field(default_factory=dict)
-    """Ids of the tokenizer's special tokens, by text."""
-    config: Mapping[str, Any] = field(default_factory=dict)
-    """config.json"""
+    own: OwnSettings = field(default_factory=lambda: OwnSettings({}))
 
     @property
     def context_length(self) -> int | None:
@@ -56,8 +52,7 @@ def load_model_settings(job: RLJob, location: str, environment: Mapping[str, str
         job=job.model_copy(update={"spec": resolved.spec}),
         from_model=resolved.from_model,
         model_length=None if overridden else find_context_length(own.config),
-        special_ids=own.special_tokens,
-        config=own.config,
+        own=own,
     )
 
 

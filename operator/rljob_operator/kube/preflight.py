@@ -3,7 +3,8 @@
 Leaves it to `loop` which workloads to check, and to `refusals` what an answer means. The Pod of a workload is checked
 with it, because PodSecurity, LimitRanges, most policies, service accounts and priority classes are admitted by Pod
 only. A used-up quota is left out: it frees up while the job waits. A Secret or ConfigMap that is missing would be found
-by the kubelet, when the Pods have their nodes; so their metadata is read before the dry runs.
+by the kubelet, when the Pods have their nodes, and a claim by the scheduler, when other Pods have theirs; so their
+metadata is read before the dry runs.
 
 The API server does not name the LimitRange that an answer is about. It writes a range's defaults into the Pod before it
 validates requests against limits, so that a request above a default limit is an invalid field that is not in the job.
@@ -17,6 +18,7 @@ its volume, and never without that Pod.
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from http import HTTPStatus
@@ -37,10 +39,11 @@ from rljob_core.backend import (
 from rljob_core.children import reward_refs
 from rljob_core.children.common import digest
 from rljob_core.kube.client import METADATA_ONLY, SSA, ApiError
-from rljob_core.kube.resources import BY_KIND, LIMIT_RANGE, POD, Resource
+from rljob_core.kube.resources import BY_KIND, CLAIM, LIMIT_RANGE, POD, Resource
 from rljob_operator.kube import refusals
 
-_SECRET, _CONFIG_MAP = "Secret", "ConfigMap"
+_SECRET = "Secret"
+_KINDS = (_SECRET, "ConfigMap", CLAIM.kind)
 
 
 def find_references(workload: Manifest) -> list[Reference]:
@@ -49,11 +52,8 @@ def find_references(workload: Manifest) -> list[Reference]:
     spec = workload["spec"]["template"].get("spec")
     left_out = {_SECRET} if any(volume.get("csi") for volume in _list(spec, "volumes")) else set[str]()
     found = [each for each in dict.fromkeys(_list_references(spec)) if each.name and each.kind not in left_out]
-    return [each for each in found if not _is_created_by_operator(each.name, owner["name"])]
-
-
-def _is_created_by_operator(name: str, owner: str) -> bool:
-    return name.startswith(f"{owner}-") or name.endswith(reward_refs.child_name(""))
+    own = re.compile(f"{re.escape(owner['name'])}-|.*{reward_refs.child_name('')}$")  # what the operator itself creates
+    return [each for each in found if each.kind == CLAIM.kind or not own.match(each.name)]
 
 
 def _list_references(spec: Any) -> Iterator[Reference]:
@@ -63,7 +63,7 @@ def _list_references(spec: Any) -> Iterator[Reference]:
         for source in _list(container, "envFrom"):
             yield from _read(source, "secretRef", "configMapRef")
     for volume in _list(spec, "volumes"):
-        yield from _read(volume, "secret", "configMap")
+        yield from _read(volume, "secret", "configMap", "persistentVolumeClaim")
         for source in _list(volume.get("projected"), "sources"):
             yield from _read(source, "secret", "configMap")
 
@@ -74,11 +74,12 @@ def _list(holder: Any, field: str) -> list[Manifest]:
     return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
 
 
-def _read(holder: Any, secret: str, config_map: str) -> Iterator[Reference]:
-    for kind, field in ((_SECRET, secret), (_CONFIG_MAP, config_map)):
+def _read(holder: Any, *fields: str) -> Iterator[Reference]:
+    """`fields`: with a Secret, a ConfigMap and a claim, or the first of these."""
+    for kind, field in zip(_KINDS, fields, strict=False):
         source = holder.get(field) if isinstance(holder, dict) else None
         if isinstance(source, dict) and not source.get("optional"):
-            name = source.get("secretName") or source.get("name")
+            name = source.get("secretName") or source.get("claimName") or source.get("name")
             yield Reference(kind, name if isinstance(name, str) else "")
 
 
@@ -165,7 +166,7 @@ _MAX_NAME_LENGTH = 52 - _NUM_DIGITS
 
 
 class _Place(NamedTuple):
-    """Where a Secret or ConfigMap should be."""
+    """Where a Secret, a ConfigMap or a claim should be."""
 
     namespace: str
     reference: Reference
@@ -218,7 +219,7 @@ class Preflight:
 
     async def _may_exist(self, namespace: str, reference: Reference) -> bool:
         try:
-            await self._call("GET", BY_KIND[reference.kind], namespace, reference.name, accept=METADATA_ONLY)
+            await self._call("GET", BY_KIND.get(reference.kind, CLAIM), namespace, reference.name, accept=METADATA_ONLY)
         except ApiError as error:
             return error.code != HTTPStatus.NOT_FOUND
         return True

@@ -15,7 +15,7 @@ import aiohttp
 import pytest
 
 from rljob_core.kube.client import MERGE_PATCH, ApiError, KubeApi, connect
-from rljob_core.kube.resources import BY_KIND, REWARD_MODEL, RLJOB
+from rljob_core.kube.resources import BY_KIND, CLAIM, REWARD_MODEL, RLJOB
 from rljob_operator import operator
 from rljob_operator.operator import run_operator
 from rljob_operator.settings import Settings
@@ -85,6 +85,11 @@ class OperatorHarness:
             found = (await self.api.request("GET", self.path(kind)))["items"]
             items += [item | {"kind": kind} for item in found if item["metadata"]["name"] != "kube-root-ca.crt"]
         return items
+
+    async def create_claim(self, name: str) -> None:
+        spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
+        body = {"metadata": {"name": name}, "spec": spec}
+        await self.api.request("POST", CLAIM.path(self.namespace), body=body)
 
     async def create(self, manifest: Manifest) -> Manifest:
         return await self.api.request("POST", self.path(manifest["kind"]), body=manifest)

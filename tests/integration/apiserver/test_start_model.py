@@ -26,6 +26,7 @@ async def read_claims(harness: OperatorHarness) -> dict[str, list[Manifest]]:
 
 async def test_job_waits_for_the_model_of_another_and_outlives_it(harness):
     await harness.start(resync_seconds=0.4)
+    await harness.create_claim("runs")
     await harness.create(put_all(smallest(), START))
     assert "needs RLJob sums, which does not exist" in await until_waiting(harness, "StartModelMissing")
     await harness.create(smallest(name="sums"))

@@ -55,6 +55,7 @@ async def cluster(server, request):
     await api.request("POST", "/api/v1/namespaces", body={"metadata": {"name": name}})
     account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}}
     await api.request("POST", f"/api/v1/namespaces/{name}/serviceaccounts", body=account)
+    await harness.create_claim("none")
     yield harness
     await harness.stop()
     for plural in ("rljobs", "rewardmodels"):

@@ -60,7 +60,7 @@ class Settings:
     buffer_tokens: int
     """Answers within this many tokens of the limit lose score; with truncated: shape."""
     max_tokens: int
-    """Limit of one answer."""
+    """Limit of one answer, as the job began with it."""
     max_replacements: int
     """Groups without signal that are replaced per step. 0: none."""
 

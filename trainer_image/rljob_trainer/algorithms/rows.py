@@ -218,8 +218,9 @@ def _overlong_penalty(episode: Episode, settings: Settings) -> float:
     if episode.truncated:
         return penalty
     longest = int(np.bincount(_turn_of_token(episode), minlength=1).max())
-    excess = longest - (settings.max_tokens - settings.buffer_tokens)
-    return penalty * max(0.0, excess / settings.buffer_tokens)
+    limit = episode.sampling.max_tokens or settings.max_tokens  # the job's may have changed since
+    buffer = min(limit, settings.buffer_tokens)
+    return penalty * max(0.0, (longest - limit + buffer) / buffer)
 
 
 def _rewards_of(
@@ -308,7 +309,8 @@ def _rows_of(
     episode: Episode, given: EpisodeAdvantages | None, settings: Settings, facts: Sequence[TokenFacts]
 ) -> list[TrainRow]:
     num_sampled = episode.num_sampled
-    weight = {"token": 1.0, "sequence": 1 / max(1, num_sampled), "constant": 1 / settings.max_tokens}[settings.level]
+    limit = episode.sampling.max_tokens or settings.max_tokens
+    weight = {"token": 1.0, "sequence": 1 / max(1, num_sampled), "constant": 1 / limit}[settings.level]
     rows, start = [], 0
     advantages = None if given is None else _to_segments(given.advantages, episode)
     targets = None if given is None or given.returns is None else _to_segments(given.returns, episode)
@@ -324,6 +326,7 @@ def _rows_of(
                 advantages=_spread(0.0 if advantages is None else advantages[part], mask),
                 versions=segment.versions,
                 weight=weight,
+                temperature=episode.sampling.temperature or 1.0,  # greedy answers have no distribution
                 episode=episode.group * _MAX_GROUP_SIZE + episode.position,
                 reference_logprobs=found.reference_logprobs,
                 returns=returns,

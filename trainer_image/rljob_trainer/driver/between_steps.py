@@ -26,16 +26,11 @@ class Cadence:
     held_out: Sequence[HeldOutSet]
     checkpoint_every: int
 
-    def update(self, read: RLJobSpec) -> str:
-        """Take the fields of `read` that may change while the job runs. Return what they are now, or an empty text if
-        none has changed."""
-        new, every = read.schedule, read.checkpoint.every_steps
+    def update(self, read: RLJobSpec) -> None:
+        """Take the fields of `read` that may change while the job runs."""
+        self.checkpoint_every, new = read.checkpoint.every_steps, read.schedule
         mutable = {"steps": new.steps, "max_steps_without_signal": new.max_steps_without_signal}
-        before = self.schedule, self.checkpoint_every
-        self.schedule, self.checkpoint_every = self.schedule.model_copy(update=mutable), every
-        shown = {**mutable, "checkpoint_every": every}
-        is_same = (self.schedule, every) == before
-        return "" if is_same else ", ".join(f"{name} is {value}" for name, value in shown.items())
+        self.schedule = self.schedule.model_copy(update=mutable)
 
     def is_over(self, step: int) -> bool:
         """Whether no step follows after `step` finished ones."""

@@ -173,6 +173,7 @@ class EpisodeRun:
             ended_at = time.monotonic()
             for trajectory in trajectories:
                 trajectory.ended_at, trajectory.traceparent = ended_at, span.traceparent
+                trajectory.sampling = plan.sampling
             self.progress().record_ended(trajectories)
             await self.score(trajectories)
             for trajectory in trajectories:

@@ -87,7 +87,7 @@ class EvalLane:
     """At most one evaluation at a time. Use it as a context: leaving it cancels the evaluation."""
 
     def __init__(self, collector: Collector, sets: Sequence[HeldOut]) -> None:
-        self._collector, self._sets = collector, sets
+        self._collector, self.sets = collector, sets
         self._running: asyncio.Task[EvaluationResult] | None = None
         self.step: int | None = None
         """Finished steps of the weights that are evaluated; None without an evaluation."""
@@ -102,10 +102,18 @@ class EvalLane:
     async def __aexit__(self, *_: object) -> None:
         await end_tasks(self._running)
 
+    def follow(self, sets: Sequence[HeldOutSet]) -> None:
+        """Sample as `sets` say from the next evaluation on."""
+        given = {each.name: each.sampling for each in sets}
+        self.sets = [
+            replace(each, plan=replace(each.plan, sampling=given.get(each.settings.name) or each.plan.sampling))
+            for each in self.sets
+        ]
+
     def start(self, step: int, names: Collection[str]) -> None:
         """Evaluate the weights that the rollouts serve now on the sets `names`."""
         assert self._running is None
-        due = [each for each in self._sets if each.settings.name in names]
+        due = [each for each in self.sets if each.settings.name in names]
         num_samples, group_size = sum(each.num_samples for each in due), max(each.plan.group_size for each in due)
         self.step, self.names = step, frozenset(names)
         self.progress = CollectionProgress("eval", num_samples, group_size, started_at=time.monotonic())

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rljob_api.errors import TransientError
+from rljob_api.manifest.job import RLJobSpec
 from rljob_api.wire.driver_status import HungPart, TrainerChoices
 from rljob_api.wire.weights import WeightManifest
 from rljob_trainer.episodes.types import TokenFacts, TrainRow, UpdateMetrics, UpdateVersions
@@ -64,7 +65,7 @@ class Trainer(Protocol):
         that is not finite, nothing changes but the number of updates."""
         ...
 
-    async def set_steps(self, steps: int) -> None: ...
+    async def follow(self, spec: RLJobSpec) -> None: ...
     async def publish(self, version: int) -> WeightManifest: ...
 
     async def save(self, folder: Path) -> None:

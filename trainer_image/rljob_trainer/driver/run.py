@@ -11,7 +11,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -90,8 +90,10 @@ class DriverParts:
     data: Datasets
     model: str
     """The resolved source of spec.model, for the export."""
-    read_spec: Callable[[], RLJobSpec | None]
-    """Reads the current spec; None: it is still the one at the job's start."""
+    read_spec: Callable[[], RLJobSpec]
+    """Reads the current spec."""
+    pace: Pace
+    """That of steps, and of what else the head watches."""
     engines: TrainerEngines | None = None
     """Rollouts that share the trainer's devices. They sleep when `start_trainer` places ranks."""
     outages: Outages = field(default_factory=Outages)
@@ -129,10 +131,9 @@ class Driver:
         self._num_restarts = 0
         self._rank_failures = RankFailureLog(job.spec.trainer)
         self._algorithm = build_algorithm(job.spec)
-        every = job.spec.checkpoint.every_steps
-        self._cadence = Cadence(job.spec.schedule, job.spec.held_out_sets, checkpoint_every=every)
-        self._trainer_steps = job.spec.schedule.steps
-        """Which the trainer's learning rate follows."""
+        self._cadence = Cadence(job.spec.schedule, job.spec.held_out_sets, job.spec.checkpoint.every_steps)
+        self._trainer_spec = job.spec
+        """Which the ranks follow, as training and evaluation do."""
         self._checkpoint_seconds = 0.0
         """Duration of the last checkpoint, from its beginning to its end, without the export."""
         needs_whole_step = self._algorithm.needs.whole_step
@@ -143,7 +144,7 @@ class Driver:
         """The one of the last trainer group."""
         self._loop: TrainLoop | None = None
         """Loop of the trainer group; None while none is ready."""
-        self._steps = StepClock(Pace(job.spec.hang_detection), time.monotonic())
+        self._steps = StepClock(parts.pace, time.monotonic())
         self._hung: list[HungPart] = []
         """Ranks that hung, until their group is replaced."""
         self._prometheus.register_rewards(parts.collector.rewards.clients)
@@ -186,8 +187,8 @@ class Driver:
     async def _watch_steps(self) -> NoReturn:
         """Raise TransientError if a step is late and no role has work: the driver waits for itself alone."""
         while True:
-            if read := self._parts.read_spec():
-                self._parts.outages.limit_seconds = read.outage_seconds  # during an outage no step ends
+            read = self._parts.read_spec()  # during an outage, or before a late step, no step ends
+            self._parts.outages.limit_seconds, self._parts.pace.bounds = read.outage_seconds, read.hang_detection
             loop = self._loop
             is_over = loop is not None and self._cadence.is_over(loop.ledger.history.step)
             collector = self._parts.collector
@@ -233,7 +234,7 @@ class Driver:
                 generation=generation, checkpoint=checkpoint, report=self._board.waits_for
             )
         ledger.record_choices(trainer.choices)
-        self._trainer_steps = self._spec.schedule.steps
+        self._trainer_spec = self._spec
         self._hung = []
         self._steps.begin()
         try:
@@ -297,7 +298,7 @@ class Driver:
         return TrainLoop(
             between=BetweenSteps(
                 self._cadence,
-                partial(self._follow_spec, trainer, checkpoints, ledger),
+                self._follow_spec,
                 held_out,
                 checkpoints,
                 ledger,
@@ -385,17 +386,24 @@ class Driver:
         await ledger.write_summary()
         self._board.set_phase("done")
 
-    async def _follow_spec(self, trainer: Trainer, checkpoints: Checkpointer, ledger: Ledger) -> None:
-        """Take the fields that may change while the job runs, which every later decision uses."""
-        if read := self._parts.read_spec():
-            checkpoints.keep = read.checkpoint.keep
-            ledger.trajectories.max_bytes = read.tracking.trajectories_size.num_bytes
-            if changes := self._cadence.update(read):
-                log.info("the spec changes: %s", changes)
-                self._board.update(total_steps=self._cadence.schedule.steps)
-        if (steps := self._cadence.schedule.steps) != self._trainer_steps:
-            await trainer.set_steps(steps)
-            self._trainer_steps = steps
+    async def _follow_spec(self) -> None:
+        """Take the fields that may change while the job runs, which every later decision uses. A group in flight keeps
+        the sampling with which it began."""
+        read, loop = self._parts.read_spec(), self._loop
+        assert loop is not None
+        loop.between.checkpoints.keep = read.checkpoint.keep
+        loop.ledger.trajectories.max_bytes = read.tracking.trajectories_size.num_bytes
+        self._cadence.update(read)
+        schedule, sampling = self._cadence.schedule, read.rollout.sampling
+        rollout = self._spec.rollout.model_copy(update={"sampling": sampling})
+        spec = self._spec.model_copy(update={"schedule": schedule, "rollout": rollout})
+        if spec != self._trainer_spec:
+            log.info("the spec changes: %s; the next groups are sampled with %s", schedule, sampling)
+            self._board.update(total_steps=schedule.steps)
+            loop.lane.plan = replace(loop.lane.plan, sampling=sampling)
+            loop.between.held_out.follow(read.held_out_sets)
+            await loop.trainer.follow(spec)
+            self._trainer_spec = spec
 
     def _judge(self, ledger: Ledger, outcome: StepOutcome) -> None:
         """A step counts. Report whether the last ones taught anything. Raise UserError if they had no valid sample."""

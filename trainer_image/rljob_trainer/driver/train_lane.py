@@ -74,7 +74,7 @@ class TrainLane:
     ) -> None:
         """`feed`: from `state`. `plan`: whatever its step, each group has that in which it starts. `rewards_sleep`:
         rewards cannot score again once the step trains."""
-        self._collector, self._feed, self._plan, self._algorithm = collector, feed, plan, algorithm
+        self._collector, self._feed, self.plan, self._algorithm = collector, feed, plan, algorithm
         self._groups_per_step = schedule.prompts_per_step
         self.schedule: StepSchedule = build_schedule(schedule)
         self._dispatcher = Dispatcher(
@@ -130,7 +130,7 @@ class TrainLane:
         """Episodes that the schedule wants in flight at once: in this step, or when the next one begins."""
         dispatcher = self._dispatcher
         groups = self._groups_at_once if self.is_in_step else dispatcher.num_in_flight + dispatcher.num_startable
-        return groups * self._plan.group_size
+        return groups * self.plan.group_size
 
     def is_generating(self) -> bool:
         """Whether completions of the groups that this step may train on are still open."""
@@ -139,8 +139,8 @@ class TrainLane:
     def begin_step(self, last_step: int) -> None:
         """Start what may start. `last_step`: groups that no step up to it would train on are not started."""
         self._dispatcher.total_steps, self.num_replaced, self._feed.num_skipped = last_step, 0, 0
-        num_samples = self._groups_per_step * self._plan.group_size
-        self.progress = CollectionProgress("train", num_samples, self._plan.group_size, started_at=time.monotonic())
+        num_samples = self._groups_per_step * self.plan.group_size
+        self.progress = CollectionProgress("train", num_samples, self.plan.group_size, started_at=time.monotonic())
         self.is_in_step = True
         self._collector.rewards.begin()
         for ticket in self._to_restart:
@@ -225,7 +225,7 @@ class TrainLane:
 
     def _start(self, ticket: Ticket) -> None:
         group = Group(ticket.index, self._feed.prompt(self._prompts[ticket.index]))
-        plan = replace(self._plan, step=ticket.version + 1)
+        plan = replace(self.plan, step=ticket.version + 1)
         task = asyncio.create_task(self._run(group, plan))
         self._running[ticket.index] = _Running(ticket, plan, task)
         task.add_done_callback(lambda task: self._record_done(ticket, task))

@@ -19,12 +19,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from rljob_api.manifest.roles import Sampling
 from rljob_api.wire.base import InvalidReason, Message
 from rljob_api.wire.calls import Baseline
 from rljob_api.wire.contract import MAX_TRAJECTORIES
 from rljob_api.wire.scores import ScoreResult
 from rljob_inputs.prompts import Prompt
 
+_DEFAULT_SAMPLING = Sampling()
 NOT_SAMPLED = -1
 """Version and turn of a token that the policy did not sample."""
 
@@ -273,6 +275,8 @@ class Episode:
     """With what its rewards are compared: the trajectories of its seat in the group, or in its episode."""
     traceparent: str = ""
     """The traceparent of its episode's span. Empty: it is not traced."""
+    sampling: Sampling = field(default_factory=lambda: _DEFAULT_SAMPLING)
+    """Those of its plan: the job's may change while it runs."""
 
     @property
     def position(self) -> int:
@@ -394,6 +398,8 @@ class TrainRow:
     versions: NDArray[np.int32]
     weight: float = 1.0
     """Weight of each sampled token in the loss, before the division by the update's denominator."""
+    temperature: float = 1.0
+    """At which it was sampled."""
     episode: int = 0
     """Rows of one episode have the same number within a call."""
     reference_logprobs: NDArray[np.float32] | None = None

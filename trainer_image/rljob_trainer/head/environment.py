@@ -1,24 +1,18 @@
-"""What the operator or `rljob run` gives to the head: environment variables, and the job's file, which may change.
-
-A cluster swaps the symbolic link of a ConfigMap's volume; `rljob run` renames a new file over it.
-"""
+"""What the operator or `rljob run` gives to the head: environment variables, and the job's file."""
 
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
 from rljob_api.errors import UserError
-from rljob_api.manifest.job import RLJob, RLJobSpec
+from rljob_api.manifest.job import RLJob
 from rljob_api.read.pod_files import describe_job_file, load_job_file
 from rljob_api.wire import contract
 from rljob_trainer.temporary import TemporaryFolder
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -107,22 +101,3 @@ def read_environment(variables: dict[str, str]) -> Environment:
 def read_grace_seconds(variables: Mapping[str, str]) -> float:
     """Return the seconds from SIGTERM to SIGKILL."""
     return float(variables.get(contract.ENV_GRACE_SECONDS) or contract.GRACE_SECONDS)
-
-
-@dataclass
-class JobFile:
-    path: Path
-    _read: tuple[int, int, int] | None = None
-    _spec: RLJobSpec | None = None
-
-    def read_spec(self) -> RLJobSpec | None:
-        """Return the spec of the newest readable file; None if no file was readable yet."""
-        try:
-            found = self.path.stat()
-            identity = (found.st_ino, found.st_mtime_ns, found.st_size)
-            if identity != self._read:
-                self._read = identity
-                self._spec = load_job_file(self.path).spec
-        except (OSError, UserError) as error:
-            log.warning("the job's file is unusable, so the spec is unchanged: %s", error)
-        return self._spec

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 
-from rljob_api.manifest.job_sections import HangDetection
 from rljob_trainer.concurrency import end_tasks
 from rljob_trainer.liveness.judge import Beat, Judge, Pace
 
@@ -25,7 +24,7 @@ class LoopWatchdog:
 
     def __init__(
         self,
-        bounds: HangDetection,
+        pace: Pace,
         end: Callable[[str], None],
         observe_lag: Callable[[float], None] = lambda seconds: None,
         *,
@@ -37,7 +36,7 @@ class LoopWatchdog:
         seconds by which the loop is late, after each `turn_seconds`."""
         self._end, self._observe_lag, self._now = end, observe_lag, clock
         self._period_seconds, self._turn_seconds = period_seconds, turn_seconds
-        self._judge = Judge(Pace(bounds), clock())
+        self._judge = Judge(pace, clock())
         self._num_turns = 0
         self._is_over = threading.Event()
 

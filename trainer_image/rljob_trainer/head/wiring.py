@@ -22,6 +22,7 @@ from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.pod_engines import find_engines
 from rljob_api.manifest.status import EvaluationFigure
+from rljob_api.read.pod_files import JobFile
 from rljob_api.run.comparisons import list_figures
 from rljob_api.run.folder import FILE_METRICS
 from rljob_api.run.metrics import read_metrics
@@ -31,6 +32,7 @@ from rljob_api.wire.termination import end_program, leave_result
 from rljob_api.wire.weights import OWN_WEIGHTS, WeightManifest
 from rljob_inputs.hub import HubAccess
 from rljob_inputs.memory.object_store import head_store_bytes
+from rljob_inputs.models.defaults import resolve
 from rljob_inputs.models.own_settings import ModelSettings, load_model_settings
 from rljob_inputs.objects.folder import ObjectFolder
 from rljob_trainer.calls.client import AgentServices
@@ -45,7 +47,7 @@ from rljob_trainer.driver.schedules import build_schedule
 from rljob_trainer.driver.status import StatusBoard
 from rljob_trainer.gateway.forwarding import watch_models
 from rljob_trainer.head.agent import start_agent
-from rljob_trainer.head.environment import Environment, JobFile
+from rljob_trainer.head.environment import Environment
 from rljob_trainer.head.inputs import STARTING, HubWait, Inputs, read_inputs
 from rljob_trainer.head.origin import check_origin, find_start_model, find_versions, keep_origin
 from rljob_trainer.head.status_server import StatusServer
@@ -125,6 +127,7 @@ class Head:
     def __init__(self, environment: Environment, stack: AsyncExitStack) -> None:
         self.environment, self.run_dir, self.stack = environment, environment.run_dir, stack
         self.outages = Outages(environment.job.spec.outage_seconds)
+        self.pace = Pace(environment.job.spec.hang_detection)
         self.board, self.prometheus = StatusBoard(self.outages), PrometheusMetrics()
         self.pulls, self.recent = PullReports(), RecentSampleLog()
         self.disk = RunDisk(self.run_dir, self.outages)
@@ -140,7 +143,7 @@ class Head:
             self.board.update(run_id=read_run_id(self.run_dir))  # before the first answer: it names a new folder
         self.stack.enter_context(tracing_episodes(self.environment.job))
         watchdog = LoopWatchdog(
-            spec.hang_detection,
+            self.pace,
             lambda message: os._exit(end_program(message, ExitCode.INFRASTRUCTURE)),
             self.prometheus.loop_lag.observe,
         )
@@ -235,7 +238,7 @@ class Head:
             per_pod=spec.engines_per_pod or 1,
             spans_updates=build_schedule(spec.schedule).spans_updates,
             reports=self.pulls,
-            special_ids=settings.special_ids,
+            special_ids=settings.own.special_tokens,
             outages=outages,
             on_mismatch=prometheus.mismatches.inc,
         )
@@ -271,10 +274,11 @@ class Head:
                 model=self.environment.model,
                 run=files.folder,
                 reserve=engines.sleep if engines else None,
-                pace=Pace(spec.hang_detection),
+                pace=self.pace,
                 is_paused=outages.is_open,
             )
             start_trainer = partial(self.hub.start_trainer, start)
+        read_spec = JobFile(self.environment.job_file, spec, lambda read: resolve(read, settings.own).spec).read_spec
         return DriverParts(
             start_trainer=start_trainer,
             collector=Collector(
@@ -291,8 +295,9 @@ class Head:
             reports=reports,
             data=Datasets(inputs.train, inputs.held_out),
             model=self.environment.model,
-            read_spec=JobFile(self.environment.job_file).read_spec if spec.trains else lambda: None,
-            check=ModelCheck(spec, settings.config, tokenizer, length) if spec.trains else None,
+            read_spec=read_spec if spec.trains else lambda: spec,
+            pace=self.pace,
+            check=ModelCheck(spec, settings.own.config, tokenizer, length) if spec.trains else None,
             engines=engines,
             outages=outages,
             copies=self.copy,

@@ -25,12 +25,16 @@ _NUM_REMEMBERED = 64
 
 class Pace:
     def __init__(self, bounds: HangDetection) -> None:
-        self._max = float(bounds.max_seconds)
-        self.floor = min(float(bounds.min_seconds), self._max)
-        """The lowest limit of any work, in seconds."""
+        self.bounds = bounds
+        """May change at any time."""
         self._durations: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_NUM_REMEMBERED))
         self._longest: dict[str, float] = defaultdict(float)
         """Never forgotten: a compilation is rare, and comes again."""
+
+    @property
+    def floor(self) -> float:
+        """The lowest limit of any work, in seconds."""
+        return min(self.bounds.min_seconds, self.bounds.max_seconds)
 
     def record(self, kind: str, seconds: float) -> None:
         """A piece of work has ended."""
@@ -39,11 +43,11 @@ class Pace:
 
     def limit(self, kind: str) -> float:
         """Return the seconds that a piece of work may take: maxSeconds if none of its kind has ended yet."""
-        durations = self._durations.get(kind)
+        durations, longest = self._durations.get(kind), self.bounds.max_seconds
         if not durations:
-            return self._max
+            return longest
         allowed = max(_OF_MEDIAN * statistics.median(durations), _OF_LONGEST * self._longest[kind])
-        return min(self._max, max(self.floor, allowed))
+        return min(longest, max(self.floor, allowed))
 
 
 MAX_TICK_SECONDS = 5.0

@@ -62,6 +62,8 @@ class RankRows:
     """[rows] Tokens from the first to the last sampled one."""
     weights: NDArray[np.float32]
     """[rows] Of each sampled token in the loss."""
+    temperatures: NDArray[np.float64]
+    """[rows]"""
     prompts: NDArray[np.int32]
     """[prompt tokens] Of all trees, one after the other."""
     token_ids: NDArray[np.int32]
@@ -211,6 +213,7 @@ def _pack(
         firsts=np.array([spans[i][0] for i in indices], np.int32),
         lengths=np.array([len(masks[i]) for i in indices], np.int32),
         weights=np.array([chosen[i].weight for i in indices], np.float32),
+        temperatures=np.array([chosen[i].temperature for i in indices]),
         prompts=joined([chosen[tree[0]].token_ids[: spans[tree[0]][0]] for tree in trees], np.int32),
         token_ids=joined([chosen[i].token_ids[completions[i]] for i in indices], np.int32),
         loss_mask=joined([masks[i] for i in indices], np.bool_),
@@ -249,6 +252,8 @@ class MicroBatch:
     """[targets] Index of the target in its row."""
     weights: NDArray[np.float32]
     """[targets] Of the token in the loss; 0 in an idle micro-batch."""
+    temperatures: NDArray[np.float64]
+    """[targets] Those at which they were sampled."""
     advantages: NDArray[np.float32]
     """[targets]"""
     rollout_logprobs: NDArray[np.float32]
@@ -292,6 +297,7 @@ def _idle_micro_batch(part: RankRows) -> MicroBatch:
         rows=zeros,
         positions=zeros,
         weights=nothing,
+        temperatures=np.ones(1),
         advantages=nothing,
         rollout_logprobs=nothing,
         proximal_shares=nothing + 1,
@@ -351,6 +357,7 @@ class _Writer:
             rows=np.repeat(np.arange(len(counts), dtype=np.int32), counts),
             positions=np.concatenate(positions),
             weights=np.repeat(part.weights[rows], counts),
+            temperatures=np.repeat(part.temperatures[rows], counts),
             advantages=part.advantages[sampled],
             rollout_logprobs=part.rollout_logprobs[sampled],
             proximal_shares=self._shares[sampled],

@@ -28,7 +28,7 @@ from rljob_inputs.models.config import find_logit_transform
 from rljob_inputs.models.files import place_model
 from rljob_inputs.objects.errors import CopyError, RefusedObjectError, StorageAwayError
 from rljob_trainer.failures.configuration import ErrorFacts, SourceAwayError, is_infrastructure_error, summarize
-from rljob_trainer.policy.arrays import integers
+from rljob_trainer.policy.arrays import integers, to_device
 from rljob_trainer.policy.attention import attention_inputs, initial_attention
 from rljob_trainer.policy.layout import MicroBatch
 from rljob_trainer.policy.selected_logprobs import selected_logprobs
@@ -89,12 +89,14 @@ class ScoringModel(nn.Module):
         self._transform = find_logit_transform(network.config.get_text_config().to_dict())
 
     def forward(
-        self, batch: MicroBatch, temperature: float, entropy_gradient: bool = False
+        self, batch: MicroBatch, entropy_gradient: bool = False
     ) -> tuple[Tensor, Tensor]:  # [targets], [targets]
         head = self.network.get_output_embeddings()
         device = head.weight.device
         chosen = source_states(require_decoder(self.network), batch, device, self.dtype)
-        targets = integers(batch.targets, device)
+        targets, temperatures = integers(batch.targets, device), batch.temperatures
+        differ = temperatures.max() > temperatures.min()
+        temperature = to_device(temperatures, device, torch.float32) if differ else float(temperatures[0])
         return selected_logprobs(
             chosen, head.weight, targets, temperature, entropy_gradient, self._transform, self._logits_dtype
         )

@@ -61,10 +61,6 @@ class Policy:
         """`model`: the resolved source of spec.model: a folder, or hf://org/name."""
         self._job, self.spec, self.source, self.device = job, job.spec, model, device
         self.algorithm, self._code = job.spec.algorithm, build_algorithm(job.spec)
-        self.num_steps = job.spec.schedule.steps
-        """May change (see optimizer.learning_rate)."""
-        # Greedy sampling has no distribution; use the model's.
-        self._temperature = job.spec.rollout.sampling.temperature or 1.0
         self.dtype: torch.dtype = getattr(torch, job.spec.trainer.dtype)
         head_dtype = job.spec.trainer.head_dtype
         self._logits_dtype: torch.dtype | None = None if head_dtype == "model" else getattr(torch, head_dtype)
@@ -138,7 +134,7 @@ class Policy:
         self.model.eval()  # without the dropout of adapters
         # Compiled for these rows alone, layers would cost more than the rows.
         with torch.no_grad(), torch.compiler.set_stance("force_eager"):
-            found = [TokenFacts(logprobs=_to_numpy(self.model(batch, 1.0)[0])) for batch in batches]
+            found = [TokenFacts(logprobs=_to_numpy(self.model(batch)[0])) for batch in batches]
         compute_as_sampled(self.model.network)
         self.reshard()
         return found
@@ -159,7 +155,7 @@ class Policy:
         finite, nothing changes but the number of updates."""
         sums, maxima = self._metrics.reduce()
         self._metrics = TokenMetrics()
-        total_updates = self.num_steps * self.spec.schedule.mini_batches
+        total_updates = self.spec.schedule.steps * self.spec.schedule.mini_batches
         rate = learning_rate(self.algorithm.optimizer, self.num_updates, total_updates)
         norm = optimizer.update(self.model, self.optimizer, self.algorithm.optimizer, denominator, rate, self.dtype)
         if not math.isfinite(norm):
@@ -249,7 +245,7 @@ class Policy:
             yield name.removeprefix(_PREFIX), sharding.gather(parameter, self.dtype)
 
     def _loss(self, batch: MicroBatch, reference: Tensor | None) -> Tensor:
-        logprobs, entropy = self.model(batch, self._temperature, bool(self.algorithm.entropy_coefficient))
+        logprobs, entropy = self.model(batch, bool(self.algorithm.entropy_coefficient))
         rollout_logprobs = self._tensor(batch.rollout_logprobs)
         inputs = LossInputs(
             logprobs=logprobs,
@@ -272,7 +268,7 @@ class Policy:
         with torch.no_grad(), self._use_reference() as reference:
             for batch in batches:
                 given = batch.reference_logprobs
-                found.append(reference(batch, self._temperature)[0] if given is None else self._tensor(given))
+                found.append(reference(batch)[0] if given is None else self._tensor(given))
         return found
 
     @contextlib.contextmanager

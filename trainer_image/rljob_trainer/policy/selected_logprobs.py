@@ -19,7 +19,7 @@ def selected_logprobs(
     hidden: Tensor,
     weight: Tensor,
     targets: Tensor,
-    temperature: float,
+    temperature: float | Tensor,
     entropy_gradient: bool = False,
     transform: LogitTransform = _IDENTITY,
     logits_dtype: torch.dtype | None = None,
@@ -28,6 +28,7 @@ def selected_logprobs(
     In fp32.
 
     hidden  # [targets, hidden]    weight  # [vocabulary, hidden]    targets  # [targets]
+    temperature  # of all targets, or [targets]
     `logits_dtype`: of hidden @ weight.T; its gradients have the dtype of `hidden`. None: that of `hidden`.
     """
     dtype = logits_dtype or hidden.dtype
@@ -43,7 +44,7 @@ class _SelectedLogProbs(torch.autograd.Function):
         hidden: Tensor,
         weight: Tensor,
         targets: Tensor,
-        temperature: float,
+        temperature: float | Tensor,
         entropy_gradient: bool,
         transform: LogitTransform,
         dtype: torch.dtype,
@@ -56,7 +57,8 @@ class _SelectedLogProbs(torch.autograd.Function):
             logits = _logits(hidden[chunk], weight, dtype)  # [chunk, vocabulary]
             for block in _blocks(logits):
                 rows = slice(chunk.start + block.start, chunk.start + block.stop)
-                scaled = _scaled(logits[block], temperature, transform)  # [block, vocabulary] fp32
+                own = temperature if isinstance(temperature, float) else temperature[rows, None]
+                scaled = _scaled(logits[block], own, transform)  # [block, vocabulary] fp32
                 chosen = scaled.gather(1, targets[rows, None]).squeeze(1)
                 log_normalizers[rows] = normalizers = scaled.logsumexp(dim=1)
                 logprobs[rows] = chosen - normalizers
@@ -81,8 +83,9 @@ class _SelectedLogProbs(torch.autograd.Function):
             grad_logits = kept.clone() if kept is not None else _logits(hidden[chunk], weight, ctx.dtype)
             for block in _blocks(grad_logits):
                 rows = slice(chunk.start + block.start, chunk.start + block.stop)
-                scaled = _scaled(grad_logits[block], ctx.temperature, ctx.transform)
-                slope = _slope(scaled, ctx.temperature, ctx.transform)
+                own = ctx.temperature if isinstance(ctx.temperature, float) else ctx.temperature[rows, None]
+                scaled = _scaled(grad_logits[block], own, ctx.transform)
+                slope = _slope(scaled, own, ctx.transform)
                 probabilities = scaled.sub_(log_normalizers[rows, None]).exp()
                 grad = probabilities * -grad_logprobs[rows, None]
                 grad.scatter_add_(1, targets[rows, None], grad_logprobs[rows, None])
@@ -114,16 +117,16 @@ def _logits(hidden: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
     return logits
 
 
-def _scaled(logits: Tensor, temperature: float, transform: LogitTransform) -> Tensor:
+def _scaled(logits: Tensor, temperature: float | Tensor, transform: LogitTransform) -> Tensor:
     scaled = logits.to(torch.float32, copy=True)
     if transform.factor != 1:
         scaled.mul_(transform.factor)
     if transform.limit is not None:
         scaled.div_(transform.limit).tanh_().mul_(transform.limit)
-    return scaled if temperature == 1 else scaled.div_(temperature)
+    return scaled if isinstance(temperature, float) and temperature == 1 else scaled.div_(temperature)
 
 
-def _slope(scaled: Tensor, temperature: float, transform: LogitTransform) -> Tensor | float:
+def _slope(scaled: Tensor, temperature: float | Tensor, transform: LogitTransform) -> Tensor | float:
     """Return the derivative of what `_scaled` returns by the logits.  [block, vocabulary], or the same for all"""
     factor = transform.factor / temperature
     if transform.limit is None:

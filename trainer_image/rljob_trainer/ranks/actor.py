@@ -206,8 +206,9 @@ def _take(tensors: Iterator[tuple[str, Tensor]]) -> None:
         pass
 
 
-_BACKSTOP_SECONDS = 600
-"""Added to hangDetection.maxSeconds for the collectives' own timeout: the group finds a hang before, and says whose."""
+_BACKSTOP = timedelta(days=14)
+"""The collectives' own timeout, which cannot follow the spec: the group finds a hang before, and says whose. In
+milliseconds it has 31 bits."""
 
 
 class RankProcess:
@@ -247,8 +248,7 @@ class RankProcess:
         if self.device.type == "cpu" or job.spec.trainer.offloads_state:  # AdamW runs on the host's CPUs
             cores = len(os.sched_getaffinity(0))
             torch.set_num_threads(choose_num_threads(cores, num_local_ranks, os.environ.get(ENV_NUM_THREADS)))
-        limit = timedelta(seconds=job.spec.hang_detection.max_seconds + _BACKSTOP_SECONDS)
-        join_process_group(rank, num_ranks, *rendezvous, self.device, limit)
+        join_process_group(rank, num_ranks, *rendezvous, self.device)
         self.policy = Policy(job, model, self.device)
         if checkpoint is not None:
             folder = self._reach(checkpoint.folder)
@@ -281,8 +281,9 @@ class RankProcess:
     def apply(self, denominator: float) -> RankMetrics:
         return self.policy.apply(denominator)
 
-    def set_steps(self, steps: int) -> None:
-        self.policy.num_steps = steps
+    def follow(self, spec: RLJobSpec) -> None:
+        """`spec`: with the schedule and the sampling of now."""
+        self.policy.spec = spec
 
     @typed_errors
     def publish(self, generation: str, version: int) -> WeightManifest | None:
@@ -370,18 +371,16 @@ def open_store(rank: int, num_ranks: int, address: str, port: int, timeout: time
     return TCPStore(address, port, num_ranks, True, timeout, master_listen_fd=listener.detach())
 
 
-def join_process_group(
-    rank: int, num_ranks: int, address: str, port: int, device: torch.device, timeout: timedelta
-) -> None:
+def join_process_group(rank: int, num_ranks: int, address: str, port: int, device: torch.device) -> None:
     if address.startswith("127."):
         # Local runs have a loopback address per Pod. gloo would bind to the host name's address, if it has one.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
     dist.init_process_group(
         "gloo" if device.type == "cpu" else "nccl",
-        store=open_store(rank, num_ranks, address, port, timeout),
+        store=open_store(rank, num_ranks, address, port, _BACKSTOP),
         rank=rank,
         world_size=num_ranks,
-        timeout=timeout,
+        timeout=_BACKSTOP,
         device_id=None if device.type == "cpu" else device,
     )

@@ -23,7 +23,7 @@ import ray
 from numpy.typing import NDArray
 from ray.actor import ActorHandle
 
-from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.job import RLJob, RLJobSpec
 from rljob_api.wire.contract import ENV_POD_IP, PORT_RAY, RAY_RESOURCE_TRAINER
 from rljob_api.wire.discovery import listening_port
 from rljob_api.wire.driver_status import TrainerChoices
@@ -207,8 +207,8 @@ class TrainerGroup:
         update.seconds += time.monotonic() - started
         return summarize_update(metrics[0], update, denominator)
 
-    async def set_steps(self, steps: int) -> None:
-        await self._broadcast("set_steps", steps)
+    async def follow(self, spec: RLJobSpec) -> None:
+        await self._broadcast("follow", spec)
 
     async def publish(self, version: int) -> WeightManifest:
         manifests = await self._broadcast("publish", self._generation, version)

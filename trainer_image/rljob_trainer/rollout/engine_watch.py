@@ -33,10 +33,11 @@ _TOKENS = "tokens of its requests"
 
 @dataclass
 class EngineWatch:
-    """`ask`: returns once the engine's process has answered. `is_loading`: whether its weights or its memory are
-    being changed. `count_outputs`: the number of outputs with tokens so far."""
+    """`read_bounds`: returns those of now. `ask`: returns once the engine's process has answered. `is_loading`: whether
+    its weights or its memory are being changed. `count_outputs`: the number of outputs with tokens so far."""
 
     judge: Judge
+    read_bounds: Callable[[], HangDetection]
     ask: Callable[[], Awaitable[object]]
     has_requests: Callable[[], bool]
     is_loading: Callable[[], bool]
@@ -55,6 +56,7 @@ class EngineWatch:
                     await asyncio.wait((answer,), timeout=_PERIOD_SECONDS)
                     awaited = max(awaited, 2 if self.is_loading() else int(self.has_requests()))
                     self.judge.tick(self.clock())
+                    self.judge.pace.bounds = self.read_bounds()
                     self._hear_answers(_ANSWERS[awaited])
                     is_owed = self.has_requests() and not self.is_loading()
                     self.judge.hear(_TOKENS, Beat(self.count_outputs(), _TOKENS if is_owed else ""))
@@ -107,11 +109,13 @@ def count_outputs(processor: Any) -> Callable[[], int]:
 logger = logging.getLogger(__name__)
 
 
-def build_watch(bounds: HangDetection, engine: Any, is_loading: Callable[[], bool] = lambda: False) -> EngineWatch:
+def build_watch(
+    read_bounds: Callable[[], HangDetection], engine: Any, is_loading: Callable[[], bool] = lambda: False
+) -> EngineWatch:
     """`engine`: vLLM's AsyncLLM. `is_loading`: whether its weights or its memory are being changed."""
-    judge, processor = Judge(Pace(bounds), time.monotonic()), engine.output_processor
+    judge, processor = Judge(Pace(read_bounds()), time.monotonic()), engine.output_processor
     return EngineWatch(
-        judge, engine.is_sleeping, processor.has_unfinished_requests, is_loading, count_outputs(processor)
+        judge, read_bounds, engine.is_sleeping, processor.has_unfinished_requests, is_loading, count_outputs(processor)
     )
 
 

@@ -10,10 +10,10 @@ import os
 import sys
 from argparse import Namespace
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from rljob_api.manifest.job_sections import HangDetection
-from rljob_api.read.pod_files import load_job_file
+from rljob_api.read.pod_files import JobFile, load_job_file
 from rljob_api.wire import contract
 from rljob_api.wire.discovery import listening_port
 from rljob_trainer.rollout.engine_watch import build_watch, end_if_it_hangs
@@ -64,27 +64,24 @@ def _run() -> int:
     from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
 
     arguments = place_argument(build_arguments(os.environ))
-    bounds = load_job_file(os.environ[contract.ENV_JOB_FILE]).spec.hang_detection
+    file = JobFile(path := Path(os.environ[contract.ENV_JOB_FILE]), load_job_file(path).spec)
     set_defaults(on_gpu=is_on_gpu(arguments))
     fields = StartupFields.of_served_model(
         on_gpu=is_on_gpu(arguments), path=os.environ[contract.ENV_ENGINE_MODEL], resources="spec.trainer.resources"
     )
     cli_env_setup()
-    return uvloop.run(_serve_and_explain(parse_arguments(arguments, fields), bounds, fields))
-
-
-async def _serve_and_explain(args: Namespace, bounds: HangDetection, fields: StartupFields) -> int:
-    warm = asyncio.Event()
+    args, warm = parse_arguments(arguments, fields), asyncio.Event()
     with startup_errors(fields, "the engine", warm.is_set):
-        return await _serve(args, bounds, warm)
+        return uvloop.run(_serve(args, file, warm))
 
 
-async def _serve(args: Namespace, bounds: HangDetection, warm: asyncio.Event) -> int:
+async def _serve(args: Namespace, file: JobFile, warm: asyncio.Event) -> int:
     serving = Serving(args)
     engine = start_engine(args)
     try:
         naps, app = ModelNaps(engine), await serving.build(engine)
-        token, watch = os.environ[contract.ENV_TOKEN], build_watch(bounds, engine, naps.exclusive.locked)
+        token = os.environ[contract.ENV_TOKEN]
+        watch = build_watch(lambda: file.read_spec().hang_detection, engine, naps.exclusive.locked)
         app.middleware_stack = ModelMiddleware(app.middleware_stack, token=token, naps=naps, watch=watch)
         watching = asyncio.create_task(end_if_it_hangs(watch, "trainer", name_engine(os.environ)))
 

@@ -10,6 +10,7 @@ import logging
 import os
 from argparse import Namespace
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -18,7 +19,7 @@ from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.roles import Lora, UpdateMode
 from rljob_api.manifest.schedule import ScheduleType
-from rljob_api.read.pod_files import load_job_file
+from rljob_api.read.pod_files import JobFile, load_job_file
 from rljob_api.wire import contract
 from rljob_api.wire.discovery import listening_port
 from rljob_inputs.hub import HubAccess, repository_name
@@ -156,18 +157,11 @@ def _run(job: RLJob, arguments: list[str], lora: Lora | None) -> int:
 
     check_platform(job.spec.rollout.gpus_per_replica, current_platform)
     cli_env_setup()
-    return uvloop.run(_serve_and_explain(job, parse_arguments(arguments, _find_fields(job)), lora))
-
-
-def _find_fields(job: RLJob) -> StartupFields:
-    on_gpu, shares_trainer = job.spec.rollout.gpus_per_replica > 0, job.spec.shares_trainer
-    return StartupFields.of_rollout(on_gpu=on_gpu, shares_trainer=shares_trainer)
-
-
-async def _serve_and_explain(job: RLJob, args: Namespace, lora: Lora | None) -> int:
-    state = ReplicaState()
-    with startup_errors(_find_fields(job), "the rollout replica", lambda: state.is_warm):
-        return await _serve(job, args, state, lora)
+    spec, state = job.spec, ReplicaState()
+    fields = StartupFields.of_rollout(on_gpu=spec.rollout.gpus_per_replica > 0, shares_trainer=spec.shares_trainer)
+    args = parse_arguments(arguments, fields)
+    with startup_errors(fields, "the rollout replica", lambda: state.is_warm):
+        return uvloop.run(_serve(job, args, state, lora))
 
 
 async def _serve(job: RLJob, args: Namespace, state: ReplicaState, lora: Lora | None) -> int:
@@ -182,8 +176,8 @@ async def _serve(job: RLJob, args: Namespace, state: ReplicaState, lora: Lora | 
             app.state.openai_serving_models.lora_requests[request.lora_name] = request
         loader = EngineLoader(engine, find_update_mode(job.spec.schedule.type, job.spec.rollout.update_mode), adapter)
         naps = Naps(state, loader, choose_level(engine.vllm_config)) if contract.ENV_ENGINE in os.environ else None
-        token = os.environ[contract.ENV_TOKEN]
-        watch = build_watch(job.spec.hang_detection, engine, loader.exclusive.locked)
+        token, file = os.environ[contract.ENV_TOKEN], JobFile(Path(os.environ[contract.ENV_JOB_FILE]), job.spec)
+        watch = build_watch(lambda: file.read_spec().hang_detection, engine, loader.exclusive.locked)
         app.middleware_stack = RolloutMiddleware(app.middleware_stack, token=token, state=state, watch=watch, naps=naps)
         name = f"{os.environ.get(contract.ENV_POD_IP, '')}:{args.port}"
         watching = asyncio.create_task(end_if_it_hangs(watch, "rollout", name))

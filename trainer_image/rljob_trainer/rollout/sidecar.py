@@ -41,7 +41,7 @@ class SidecarWatch:
             if (engine := getattr(scope["app"].state, "engine_client", None)) is not None:
                 # Those of the job: a RewardModel has none.
                 bounds = HangDetection.model_validate_json(os.environ.get(ENV_HANG_DETECTION) or "{}")
-                self._watch = build_watch(bounds, engine)
+                self._watch = build_watch(lambda: bounds, engine)
                 self._watching = asyncio.create_task(end_if_it_hangs(self._watch))
         elif scope.get("path") == "/health" and self._watch is not None and (reason := self._watch.reason_silent()):
             await PlainTextResponse(reason, 503)(scope, receive, send)

@@ -53,8 +53,9 @@ CASES = {
 @pytest.fixture(scope="module")
 def references(folder: Path) -> dict[str, tuple[float, dict[str, torch.Tensor], float]]:
     plain = ReferenceTrainer(folder, policy_scenarios.PLAIN)
-    everything = ReferenceTrainer(folder, policy_scenarios.EVERYTHING, temperature=0.7)
+    everything = ReferenceTrainer(folder, policy_scenarios.EVERYTHING)
     rows, later = policy_scenarios.build_rows(), policy_scenarios.LATER
+    heated = policy_scenarios.at_temperatures
     others = {
         name: ReferenceTrainer(
             folder, Algorithm.model_validate({**settings, "optimizer": policy_scenarios.OPTIMIZER})
@@ -65,8 +66,8 @@ def references(folder: Path) -> dict[str, tuple[float, dict[str, torch.Tensor], 
         **others,
         "plain": plain.gradients(rows),
         "without-signal": plain.gradients(policy_scenarios.without_advantages(rows, policy_scenarios.NO_SIGNAL)),
-        "everything": everything.gradients(policy_scenarios.build_rows(level="sequence"), later, "sequence"),
-        "given-reference": everything.gradients(policy_scenarios.with_reference(rows), later),
+        "everything": everything.gradients(heated(policy_scenarios.build_rows(level="sequence")), later, "sequence"),
+        "given-reference": everything.gradients(heated(policy_scenarios.with_reference(rows)), later),
     }
 
 
@@ -172,7 +173,7 @@ def test_policy_and_reference_model_are_measured_and_sharded_again(outcome, fold
         assert inspected["is_sharded"]
         trainer = ReferenceTrainer(folder, policy_scenarios.PLAIN)
         with torch.no_grad():
-            expected = [trainer.logprobs(trainer.reference, row.token_ids.tolist())[0] for row in rows]
+            expected = [trainer.logprobs(trainer.reference, row)[0] for row in rows]
         scored = [facts.logprobs for facts in inspected["scored"]]
         for facts, score, row, own in zip(inspected["facts"], scored, rows, expected, strict=True):
             for ours in (facts.reference_logprobs, score):

@@ -1,12 +1,13 @@
-"""Files of Pods, as a newer operator may write them."""
+"""Files of Pods, as a newer operator may write them, and changes of the job's file while the job runs."""
 
 import logging
 
 import pytest
+import yaml
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.services.reward import Reward
-from rljob_api.read.pod_files import load_job_file
+from rljob_api.read.pod_files import JobFile, load_job_file
 from rljob_api.read.unknown_fields import drop_unknown_fields
 
 JOB = """\
@@ -58,3 +59,74 @@ def test_known_data_is_unchanged(caplog):
     data = {"name": "correct", "function": {"inline": "x"}}
     assert drop_unknown_fields(Reward, data, "service.yaml") is data
     assert not caplog.text
+
+
+def manifest(steps):
+    spec = {
+        "model": {"source": "/m"},
+        "data": {"train": {"source": "/t.jsonl"}},
+        "rewards": [{"name": "r", "function": {"inline": "def reward(): ..."}}],
+        "schedule": {"steps": steps},
+    }
+    return yaml.safe_dump(
+        {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "job"}, "spec": spec}
+    )
+
+
+class Volume:
+    """A ConfigMap's volume: job.yaml points through ..data, which the kubelet swaps for another folder."""
+
+    def __init__(self, folder):
+        self.folder, self.num = folder, 0
+        (folder / "job.yaml").symlink_to("..data/job.yaml")
+
+    def publish(self, text):
+        self.num += 1
+        data = self.folder / f"..{self.num}"
+        data.mkdir()
+        (data / "job.yaml").write_text(text)
+        (self.folder / "..data_tmp").symlink_to(data.name)
+        (self.folder / "..data_tmp").rename(self.folder / "..data")
+
+
+@pytest.fixture
+def volume(tmp_path):
+    volume = Volume(tmp_path)
+    volume.publish(manifest(3))
+    return volume
+
+
+def open_file(path):
+    return JobFile(path, load_job_file(path).spec)
+
+
+def test_swapped_link_is_detected(volume):
+    file = open_file(volume.folder / "job.yaml")
+    assert file.read_spec().schedule.steps == 3
+    volume.publish(manifest(7))
+    assert file.read_spec().schedule.steps == 7
+
+
+def test_renamed_file_is_detected(tmp_path):
+    path = tmp_path / "job.yaml"
+    path.write_text(manifest(3))
+    file = open_file(path)
+    assert file.read_spec().schedule.steps == 3
+    (tmp_path / "new").write_text(manifest(4))
+    (tmp_path / "new").replace(path)
+    assert file.read_spec().schedule.steps == 4
+
+
+@pytest.mark.parametrize("text", ["", "spec: [", manifest(0)])
+def test_unusable_file_changes_nothing(volume, text):
+    file = open_file(volume.folder / "job.yaml")
+    volume.publish(text)
+    assert file.read_spec().schedule.steps == 3
+    volume.publish(manifest(5))
+    assert file.read_spec().schedule.steps == 5
+
+
+def test_missing_file_changes_nothing(volume):
+    file = open_file(volume.folder / "job.yaml")
+    (volume.folder / "..data").unlink()
+    assert file.read_spec().schedule.steps == 3

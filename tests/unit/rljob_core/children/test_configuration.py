@@ -19,7 +19,7 @@ from rljob_api.manifest.sources import Hub
 from rljob_core.children import WORKLOAD_KINDS, pods
 from rljob_core.children.common import ANNOTATION_CONFIG_HASH, to_yaml
 from rljob_core.children.head import build_head
-from rljob_core.children.keep import ANNOTATION_AT_START, ANNOTATION_CONFIGURATION, ANNOTATION_SCHEDULING
+from rljob_core.children.keep import ANNOTATION_CONFIGURATION, ANNOTATION_READ_ONCE, ANNOTATION_SCHEDULING
 from rljob_core.children.rollout import build_rollout
 from rljob_core.children.service import build_server, find_services, service_of
 from rljob_core.children.trainer import build_trainer
@@ -67,7 +67,7 @@ def load_with_new_fields():
 def test_configuration_of_each_role_is_what_earlier_versions_recorded(monkeypatch, request):
     recorded = {}
 
-    def record(workload, configuration, scheduling, at_start):
+    def record(workload, configuration, scheduling, parts):
         recorded[workload["metadata"]["name"]] = {"configuration": configuration, "scheduling": scheduling}
         return workload
 
@@ -84,7 +84,7 @@ def test_configuration_of_each_role_is_what_earlier_versions_recorded(monkeypatc
 
 
 def test_templates_have_the_digests_of_earlier_versions(request):
-    """A workload without a digest of the configuration is recognized by this one."""
+    """What a program reads again is not in it: that of the head changes with what it reads again."""
     hashes = {
         name: read_config_hash(workload) for owner in load_stored() for name, workload in build_workloads(owner).items()
     }
@@ -204,13 +204,13 @@ def test_variables_of_the_chat_template_restart_what_renders_prompts():
     assert changed_names(before, after, read_config_hash) == {"gsm8k-head", "gsm8k-rollout"}
 
 
-@pytest.mark.parametrize("place", ["rollout", "evaluation"])
-def test_length_that_the_model_decides_differs_from_the_former_default(place):
-    """The head reads the file once: a change in either direction restarts it, and nothing else."""
+@pytest.mark.parametrize(("place", "names"), [("rollout", set()), ("evaluation", {"gsm8k-head"})])
+def test_length_that_the_model_decides_differs_from_the_former_default(place, names):
+    """The head reads that of the evaluation once: a change in either direction restarts it, and nothing else."""
     jobs = [make_job(**{place: {"sampling": sampling}}) for sampling in ({}, {"maxTokens": 512}, {"maxTokens": 64})]
     workloads = [build_workloads(job) for job in jobs]
     for before, after in itertools.combinations(workloads, 2):
-        assert changed_names(before, after, read_configuration) == {"gsm8k-head"}
+        assert changed_names(before, after, read_configuration) == names
 
 
 def changed_names(before, after, read):
@@ -223,7 +223,7 @@ def read_template(workload):
 
 def read_configuration(workload):
     annotations = workload["metadata"]["annotations"]
-    return annotations.get(ANNOTATION_AT_START, annotations[ANNOTATION_CONFIGURATION])
+    return annotations.get(ANNOTATION_READ_ONCE, annotations[ANNOTATION_CONFIGURATION])
 
 
 def read_scheduling(workload):

@@ -133,6 +133,12 @@ NOTED = {
             "spec.trainer.template.spec.containers[0].env[0].valueFrom.secretKeyRef.name",
         ),
         ({"head": {"env": {"A": "key"}}}, "Secret key", "spec.trainer.template"),
+        (
+            {"checkpoint": {"persistentVolumeClaim": {"claimName": "runs"}}},
+            "PersistentVolumeClaim runs",
+            "spec.checkpoint.persistentVolumeClaim.claimName",
+        ),
+        ({"model": {"source": "pvc://runs/model"}}, "PersistentVolumeClaim runs", "spec.model.source"),
         ({"trainer": {"template": READS}}, "ConfigMap key", "spec.trainer.template"),
     ],
 )

@@ -12,7 +12,7 @@ from rljob_api import __version__
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.services.reward import RewardModel
 from rljob_core.backend import ChildKey, ObservedState, key_of
-from rljob_core.children import common, head, pods, rollout, service, trainer
+from rljob_core.children import common, head, keep, pods, rollout, service, trainer
 from rljob_core.children.difference import contains, stamp
 from rljob_core.defaults import DEFAULTS, image_tag
 from rljob_core.plan import conditions
@@ -451,8 +451,7 @@ def test_head_that_reads_them_once_stays_until_one_of_them_changes(monkeypatch):
     simulation = Operated(**SPARSE)
     with monkeypatch.context() as earlier:
         build = pods.record_configuration
-        earlier.setattr(pods, "record_configuration", lambda *arguments: build(*arguments[:3]))
-        earlier.setattr(head, "_RELOADED", {})
+        earlier.setattr(pods, "record_configuration", lambda *arguments: build(*arguments[:3], {}))
         simulation.settle()
     before = simulation.pods_of()
     simulation.defaults = NEWER
@@ -465,3 +464,32 @@ def test_head_that_reads_them_once_stays_until_one_of_them_changes(monkeypatch):
     simulation.edit(**SPARSE)
     simulation.settle()
     assert replaced(before, simulation.pods_of()) == set()
+
+
+HANGS = [{"hangDetection": {"minSeconds": seconds}} for seconds in (70, 80, 90)]
+SAMPLINGS = [{"rollout": {"sampling": {"temperature": value}}} for value in (0.7, 0.8, 0.9)]
+
+
+@pytest.mark.parametrize(
+    ("specs", "roles"), [(HANGS, {"head", "trainer", "rollout"}), (SAMPLINGS, {"head", "trainer"})]
+)
+def test_pods_of_an_earlier_version_that_read_a_field_once_are_replaced_when_it_changes(monkeypatch, specs, roles):
+    simulation = Operated(**specs[0])
+    with monkeypatch.context() as earlier:
+        build = pods.record_configuration
+        kept = keep.ANNOTATION_AT_START
+        earlier.setattr(
+            pods,
+            "record_configuration",
+            lambda *given: build(*given[:3], {name: part for name, part in given[3].items() if name == kept}),
+        )
+        simulation.settle()
+    before = simulation.pods_of()
+    simulation.defaults = NEWER
+    simulation.settle()
+    assert replaced(before, simulation.pods_of()) == set(), "an upgrade"
+    for spec, expected in zip(specs[1:], (roles, set()), strict=True):
+        simulation.edit(**spec)
+        simulation.settle()
+        assert replaced(before, simulation.pods_of()) == expected
+        before = simulation.pods_of()

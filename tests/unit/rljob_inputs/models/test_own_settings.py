@@ -32,7 +32,7 @@ def test_a_job_is_resolved_by_the_files_of_its_model(tmp_path):
     assert settings.job.spec.rollout.sampling.max_tokens == 100
     assert settings.job.spec.evaluation.sampling.temperature == 0.5
     assert (settings.model_length, settings.context_length) == (4096, 4096)
-    assert settings.special_ids == {"</s>": 256}
+    assert settings.own.special_tokens == {"</s>": 256}
     shown = {each.field: each.value for each in settings.from_model}
     assert shown["spec.rollout.sampling.stop"] == ["</s>", "7"], "the template's end is the end of sequence"
 
@@ -85,4 +85,4 @@ def test_special_tokens_without_tokenizer_json_are_in_the_configuration(tmp_path
     (folder / "tokenizer.json").unlink()
     added = {"5": {"content": "<x>", "special": True}, "6": {"content": "y", "special": False}}
     (folder / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": added, "eos_token": "<x>"}))
-    assert load(folder).special_ids == {"<x>": 5}
+    assert load(folder).own.special_tokens == {"<x>": 5}

@@ -26,6 +26,8 @@ def volume(**source):
         ({"initContainers": [{"envFrom": [{"secretRef": {"name": "all"}}, {"configMapRef": {"name": "b"}}]}]}, None),
         (volume(secret={"secretName": "key"}), ["Secret key"]),
         (volume(configMap={"name": "key"}), ["ConfigMap key"]),
+        (volume(persistentVolumeClaim={"claimName": "gsm8k-runs"}), ["PersistentVolumeClaim gsm8k-runs"]),
+        (volume(persistentVolumeClaim=1), []),
         (volume(projected={"sources": [{"secret": {"name": "a"}}, {"configMap": {"name": "b"}}]}), None),
         (volume(emptyDir={}), []),
         (volume(secret={"secretName": "gsm8k-token"}), []),

@@ -57,8 +57,7 @@ def test_checkpoint_is_due_at_intervals_and_at_the_end_and_never_at_the_start():
 
 def test_steps_may_change_at_any_time_and_the_last_one_is_always_due():
     cadence = cadence_of()
-    assert cadence.update(spec_of(steps=10)) == ""
-    assert cadence.update(spec_of(steps=7)) == "steps is 7, max_steps_without_signal is 3, checkpoint_every is 4"
+    cadence.update(spec_of(steps=7))
     assert cadence.is_over(7)
     assert not cadence.is_over(6)
     assert cadence.checkpoint_is_due(7)
@@ -67,11 +66,11 @@ def test_steps_may_change_at_any_time_and_the_last_one_is_always_due():
 
 def test_immutable_fields_stay_as_they_were():
     cadence = cadence_of()
-    assert cadence.update(spec_of(steps=12, type="oneStepOff", seed=3)) != ""
+    cadence.update(spec_of(steps=12, type="oneStepOff", seed=3))
     assert (cadence.schedule.steps, cadence.schedule.type, cadence.schedule.seed) == (12, "onPolicy", 0)
 
 
 def test_changed_interval_of_checkpoints_holds_from_the_next_step_on():
     cadence = cadence_of()
-    assert "checkpoint_every is 3" in cadence.update(spec_of(steps=10, every=3))
+    cadence.update(spec_of(steps=10, every=3))
     assert due_steps(cadence.checkpoint_is_due) == [3, 6, 9, 10]

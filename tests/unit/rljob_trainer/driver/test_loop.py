@@ -12,6 +12,7 @@ from rljob_api.errors import TransientError, UserError
 from rljob_api.run.metrics import StepRecord
 from rljob_api.wire.base import InvalidReason
 from rljob_api.wire.scores import ScoreResult
+from rljob_inputs.models.defaults import resolve_job
 from tests.support.driver_harness import run_undisturbed, stop_when, wait_until
 from tests.support.job_simulation import make_job
 from tests.support.waiting import DEADLINE_SECONDS
@@ -67,7 +68,7 @@ async def test_raised_steps_take_effect_while_the_job_runs(make_harness):
         harness.read_steps = lambda: 8 if len(harness.updates) >= 2 else 3
         summary = await harness.run()
     assert harness.board.snapshot().total_steps == 8
-    assert harness.trainer_steps == [8], "the ranks need it for the learning rate"
+    assert [spec.schedule.steps for spec in harness.trainer_specs] == [8], "the ranks need it for the learning rate"
     assert summary.prompts_trained == expected.summary.prompts_trained, "as if the job had started with these steps"
     assert harness.final_weight() == expected.final_weight
 
@@ -84,12 +85,34 @@ async def test_changes_of_checkpoints_and_log_hold_from_the_next_step_on(make_ha
     assert logged == {"step-000002.train.parquet"}, "the newest one with a log stays"
 
 
-async def test_limit_of_outages_is_read_while_the_job_runs(make_harness):
+async def test_each_sample_trains_as_it_was_drawn_while_the_sampling_changes(make_harness):
+    schedule = {"steps": 6, "type": "bounded", "maxStaleness": 2}
+    async with make_harness(schedule=schedule, evaluation={"everySteps": 3}) as harness:
+        parts = {"rollout": {"sampling": {"temperature": 0.5, "maxTokens": 7, "stop": ["END"]}}, "evaluation": {}}
+        changed = resolve_job(make_job(**harness.job.spec.to_manifest() | parts), None).spec
+        harness.read_spec = lambda: changed if len(harness.updates) >= 2 else harness.job.spec
+        await harness.run()
+    drawn = [[harness.sampling[tuple(row.token_ids.tolist())] for row in rows] for rows in harness.updates]
+    for rows, parameters in zip(harness.updates, drawn, strict=True):
+        assert [row.temperature for row in rows] == [each["temperature"] for each in parameters]
+    temperatures = [{each["temperature"] for each in parameters} for parameters in drawn]
+    assert temperatures[0] == {1.0}
+    assert temperatures[-1] == {0.5}
+    assert {each["temperature"]: (each["max_tokens"], each["stop"]) for each in drawn[-1]} == {0.5: (7, ["END"])}
+    evaluated = [each for each in harness.sampling.values() if each["temperature"] == 0]
+    assert {each["max_tokens"] for each in evaluated} == {harness.job.spec.rollout.sampling.max_tokens, 7}
+    [spec] = harness.trainer_specs
+    assert spec.rollout.sampling.stop == ["END"], "the ranks need it for the export"
+
+
+async def test_limits_of_outages_and_hangs_are_read_while_the_job_runs(make_harness):
     async with make_harness() as harness:
-        spec = make_job(**harness.job.spec.to_manifest() | {"outageSeconds": 77}).spec
+        changed = {"outageSeconds": 77, "hangDetection": {"minSeconds": 900, "maxSeconds": 1000}}
+        spec = make_job(**harness.job.spec.to_manifest() | changed).spec
         harness.read_spec = lambda: spec
         await harness.run()
         assert harness.outages.limit_seconds == 77
+        assert harness.pace.limit("step") == 900
 
 
 async def test_steps_raised_during_the_last_evaluation_are_trained(make_harness):
@@ -127,7 +150,7 @@ async def test_restarted_trainer_group_receives_the_current_steps(make_harness):
         harness.kill_trainer = kill
         await harness.run()
     assert dead
-    assert harness.trainer_steps == [4, 4]
+    assert [spec.schedule.steps for spec in harness.trainer_specs] == [4, 4]
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -1,4 +1,4 @@
-"""The head's environment variables, and changes of the job's file while the job runs."""
+"""The head's environment variables."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import yaml
 
 from rljob_api.errors import UserError
 from rljob_api.wire.redaction import HIDDEN
-from rljob_trainer.head.environment import Environment, JobFile, read_environment
+from rljob_trainer.head.environment import Environment, read_environment
 
 
 def manifest(steps, name="job"):
@@ -22,71 +22,14 @@ def manifest(steps, name="job"):
     )
 
 
-class Volume:
-    """A ConfigMap's volume: job.yaml points through ..data, which the kubelet swaps for another folder."""
-
-    def __init__(self, folder):
-        self.folder, self.num = folder, 0
-        (folder / "job.yaml").symlink_to("..data/job.yaml")
-
-    def publish(self, text):
-        self.num += 1
-        data = self.folder / f"..{self.num}"
-        data.mkdir()
-        (data / "job.yaml").write_text(text)
-        (self.folder / "..data_tmp").symlink_to(data.name)
-        (self.folder / "..data_tmp").rename(self.folder / "..data")
-
-
-@pytest.fixture
-def volume(tmp_path):
-    volume = Volume(tmp_path)
-    volume.publish(manifest(3))
-    return volume
-
-
-def test_file_that_others_may_read_has_no_secrets(volume):
+def test_file_that_others_may_read_has_no_secrets(tmp_path):
     job = yaml.safe_load(manifest(3))
     job["spec"]["head"] = {"env": {"JUDGE_TOKEN": "correct-horse"}}
-    volume.publish(yaml.safe_dump(job))
-    environment = Environment(None, volume.folder / "job.yaml", Path(), "", "", "", {})
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
+    environment = Environment(None, tmp_path / "job.yaml", Path(), "", "", "", {})
     shown = yaml.safe_load(environment.shown_job_file.read_text())
     assert shown["spec"].pop("head") == {"env": {"JUDGE_TOKEN": HIDDEN}}
     assert shown == yaml.safe_load(manifest(3))
-
-
-def test_swapped_link_is_detected(volume):
-    file = JobFile(volume.folder / "job.yaml")
-    assert file.read_spec().schedule.steps == 3
-    volume.publish(manifest(7))
-    assert file.read_spec().schedule.steps == 7
-
-
-def test_renamed_file_is_detected(tmp_path):
-    path = tmp_path / "job.yaml"
-    path.write_text(manifest(3))
-    file = JobFile(path)
-    assert file.read_spec().schedule.steps == 3
-    (tmp_path / "new").write_text(manifest(4))
-    (tmp_path / "new").replace(path)
-    assert file.read_spec().schedule.steps == 4
-
-
-@pytest.mark.parametrize("text", ["", "spec: [", manifest(0)])
-def test_unusable_file_changes_nothing(volume, text):
-    file = JobFile(volume.folder / "job.yaml")
-    file.read_spec()
-    volume.publish(text)
-    assert file.read_spec().schedule.steps == 3
-    volume.publish(manifest(5))
-    assert file.read_spec().schedule.steps == 5
-
-
-def test_missing_file_changes_nothing(volume):
-    file = JobFile(volume.folder / "job.yaml")
-    file.read_spec()
-    (volume.folder / "..data").unlink()
-    assert file.read_spec().schedule.steps == 3
 
 
 def test_missing_variables_are_listed():
@@ -94,9 +37,10 @@ def test_missing_variables_are_listed():
         read_environment({"RLJOB_JOB_FILE": "/x"})
 
 
-def test_step_of_another_run_is_replaced_by_its_model(volume):
+def test_step_of_another_run_is_replaced_by_its_model(tmp_path):
+    (tmp_path / "job.yaml").write_text(manifest(3))
     variables = {
-        "RLJOB_JOB_FILE": str(volume.folder / "job.yaml"),
+        "RLJOB_JOB_FILE": str(tmp_path / "job.yaml"),
         "RLJOB_RUN_DIR": "/run",
         "RLJOB_POD_IP": "127.0.0.1",
         "RLJOB_MODEL": "/mnt/pvc/runs/sums",

@@ -8,6 +8,7 @@ import pytest
 
 from rljob_api.manifest.job_sections import HangDetection
 from rljob_trainer.head.watchdog import LoopWatchdog
+from rljob_trainer.liveness.judge import Pace
 
 
 class Process:
@@ -31,7 +32,7 @@ def process():
 def watchdog(process):
     bounds = HangDetection(min_seconds=30, max_seconds=60)
     times = {"period_seconds": 0.001, "turn_seconds": 0.001, "clock": lambda: process.now}
-    return LoopWatchdog(bounds, process.end, process.lags.append, **times)
+    return LoopWatchdog(Pace(bounds), process.end, process.lags.append, **times)
 
 
 async def test_a_blocked_loop_ends_the_process_with_its_stacks(watchdog, process, capfd):

@@ -55,7 +55,7 @@ async def test_driver_that_is_restarted_evaluates_from_the_start(evaluating):
 
 async def test_what_would_change_weights_is_a_mistake_of_the_driver(tmp_path):
     model = await start_fixed(generation="", checkpoint=None, report=print)
-    for call in (lambda: model.save(tmp_path), lambda: model.set_steps(3), lambda: model.apply(1.0)):
+    for call in (lambda: model.save(tmp_path), lambda: model.follow(None), lambda: model.apply(1.0)):
         with pytest.raises(AssertionError, match="no trainer"):
             await call()
     with pytest.raises(AssertionError, match="no trainer"):

@@ -29,6 +29,7 @@ def row(
         advantages=(advantage * sampled).astype(np.float32),
         versions=np.where(sampled, version, NOT_SAMPLED).astype(np.int32),
         weight=weight,
+        temperature=weight + 0.5,
     )
 
 
@@ -90,7 +91,7 @@ def test_every_sampled_token_is_computed_once_and_sees_its_row(rows, num_ranks, 
             assert batch.targets[i] == of.token_ids[position]
             assert batch.rollout_logprobs[i] == of.rollout_logprobs[position]
             assert batch.advantages[i] == of.advantages[position]
-            assert batch.weights[i] == of.weight
+            assert (batch.weights[i], batch.temperatures[i]) == (of.weight, of.temperature)
             assert (owner, position) not in seen
             seen.add((owner, position))
         here = set(owners(batch)) - {-1}

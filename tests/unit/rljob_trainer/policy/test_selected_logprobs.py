@@ -16,17 +16,18 @@ def memory(request, monkeypatch):
         monkeypatch.setattr(module, "BLOCK_ROWS", 2)
 
 
+@pytest.mark.parametrize("temperature", [0.7, torch.linspace(0.5, 1.5, 10)])
 @pytest.mark.parametrize("entropy_gradient", [False, True])
 @pytest.mark.parametrize("transform", [LogitTransform(), LogitTransform(0.25), LogitTransform(3.0, limit=1.5)])
 @pytest.mark.usefixtures("memory")
-def test_values_and_gradients_equal_log_softmax(entropy_gradient, transform):
+def test_values_and_gradients_equal_log_softmax(entropy_gradient, transform, temperature):
     torch.manual_seed(0)
     hidden = torch.randn(10, 8, requires_grad=True)
     weight = torch.randn(50, 8, requires_grad=True)
     targets = torch.randint(50, (10,))
     factors = torch.randn(2, 10)
 
-    logprobs, entropy = module.selected_logprobs(hidden, weight, targets, 0.7, entropy_gradient, transform)
+    logprobs, entropy = module.selected_logprobs(hidden, weight, targets, temperature, entropy_gradient, transform)
     loss = (factors[0] * logprobs).sum()
     if entropy_gradient:
         loss = loss + (factors[1] * entropy).sum()
@@ -37,7 +38,7 @@ def test_values_and_gradients_equal_log_softmax(entropy_gradient, transform):
     logits = transform.factor * (hidden @ weight.T)
     if transform.limit is not None:
         logits = transform.limit * torch.tanh(logits / transform.limit)
-    all_logprobs = torch.log_softmax(logits / 0.7, dim=-1)
+    all_logprobs = torch.log_softmax(logits / torch.as_tensor(temperature).reshape(-1, 1), dim=-1)
     plain_entropy = -(all_logprobs.exp() * all_logprobs).sum(dim=-1)
     plain = all_logprobs.gather(1, targets[:, None]).squeeze(1)
     torch.testing.assert_close(logprobs, plain)

@@ -26,16 +26,17 @@ def job_of(**algorithm):
     return resolve_job(RLJob.model_validate({"metadata": {"name": "t"}, "spec": spec}), None)
 
 
-async def test_set_steps_reaches_the_learning_rate_of_every_rank(monkeypatch):
-    ranks = [SimpleNamespace(policy=SimpleNamespace(num_steps=3)) for _ in range(2)]
+async def test_what_may_change_reaches_every_rank(monkeypatch):
+    ranks = [SimpleNamespace(policy=SimpleNamespace(spec=None)) for _ in range(2)]
 
     async def call_all(self, method, arguments):
         return [getattr(RankProcess, method)(rank, *given) for rank, given in zip(ranks, arguments, strict=True)]
 
     monkeypatch.setattr(TrainerGroup, "_call_all", call_all)
     group = TrainerGroup(job_of(), "g", ranks)
-    await group.set_steps(10)
-    assert [rank.policy.num_steps for rank in ranks] == [10, 10]
+    spec = job_of().spec
+    await group.follow(spec)
+    assert [rank.policy.spec for rank in ranks] == [spec, spec]
 
 
 @pytest.mark.parametrize(("algorithm", "trains"), [("grpo", False), ("ppo", True)])
@@ -166,8 +167,8 @@ async def test_other_calls_run_between_hand_overs(monkeypatch):
     ranks = Ranks(monkeypatch)
     watching = asyncio.create_task(ranks.group.watch())
     await ranks.group.offer_weights()
-    await asyncio.gather(*(ranks.group.set_steps(n) for n in range(3)), ranks.given.wait())
-    assert {call[0] for call in ranks.calls} == {"give_weights", "set_steps"}
+    await asyncio.gather(*(ranks.group.follow(None) for _ in range(3)), ranks.given.wait())
+    assert {call[0] for call in ranks.calls} == {"give_weights", "follow"}
     watching.cancel()
 
 

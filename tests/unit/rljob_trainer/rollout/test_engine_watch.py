@@ -30,10 +30,16 @@ class Engine:
         self.num_outputs, self.gives_tokens, self.seconds_per_answer = 0, True, 0.01
         self.busy_until = 0.0
         """It answers once this time has come."""
-        pace = Pace(HangDetection(min_seconds=MIN_SECONDS, max_seconds=MAX_SECONDS))
-        self.judge = Judge(pace, 0.0)
+        self.bounds = HangDetection(min_seconds=MIN_SECONDS, max_seconds=MAX_SECONDS)
+        self.judge = Judge(Pace(self.bounds), 0.0)
         self.watch = EngineWatch(
-            self.judge, self.ask, lambda: self.is_running, lambda: self.is_loading, self.count, lambda: self.now
+            self.judge,
+            lambda: self.bounds,
+            self.ask,
+            lambda: self.is_running,
+            lambda: self.is_loading,
+            self.count,
+            lambda: self.now,
         )
         monkeypatch.setattr(engine_watch, "_PERIOD_SECONDS", 0.0)
 
@@ -76,6 +82,15 @@ async def test_an_engine_that_answers_no_more_hangs_after_the_floor(engine: Engi
     assert (hang.kind, hang.limit_seconds) == ("an answer without requests", MIN_SECONDS)
     assert MIN_SECONDS < hang.seconds < MIN_SECONDS + 10
     assert engine.watch.reason_silent() != ""
+
+
+async def test_changed_bounds_hold_for_what_runs_already(engine: Engine) -> None:
+    assert await engine.run(5) is None
+    engine.busy_until = 1e9
+    engine.bounds = HangDetection(min_seconds=10 * MIN_SECONDS, max_seconds=MAX_SECONDS)
+    hang = await engine.run(1)
+    assert hang is not None
+    assert hang.limit_seconds == 10 * MIN_SECONDS
 
 
 async def test_a_first_step_or_load_may_take_the_ceiling(engine: Engine) -> None:
@@ -123,7 +138,7 @@ async def test_a_dead_engine_does_not_hang(engine: Engine) -> None:
 async def test_a_check_asks_anew(engine: Engine) -> None:
     assert await engine.watch.check(1.0) == ""
     engine.ask = lambda: asyncio.sleep(100)  # type: ignore[method-assign, assignment]
-    engine.watch = EngineWatch(engine.judge, engine.ask, lambda: False, lambda: False, lambda: 0)
+    engine.watch = EngineWatch(engine.judge, HangDetection, engine.ask, lambda: False, lambda: False, lambda: 0)
     assert await engine.watch.check(0.01) == "the engine does not answer"
 
 

@@ -39,8 +39,8 @@ class Server:
         self.bounds: HangDetection | None = None
         self.ended = asyncio.get_running_loop().create_future()
 
-        def build(bounds: HangDetection, engine: Any) -> Watch:
-            self.bounds = bounds
+        def build(read_bounds: Any, engine: Any) -> Watch:
+            self.bounds = read_bounds()
             self.engines.append(engine)
             return self.watch
 
@@ -131,5 +131,5 @@ async def test_the_watch_asks_the_engine_and_counts_what_it_puts_out() -> None:
     async def is_sleeping() -> bool:
         return False
 
-    watch = build_watch(HangDetection(), SimpleNamespace(output_processor=processor, is_sleeping=is_sleeping))
+    watch = build_watch(HangDetection, SimpleNamespace(output_processor=processor, is_sleeping=is_sleeping))
     assert await watch.check(1.0) == ""

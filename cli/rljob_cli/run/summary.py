@@ -184,9 +184,12 @@ def summary_lines(summary: RunSummary) -> Iterator[tuple[str, str]]:
         yield "samples trained", str(summary.samples_trained)
     if summary.rewards_served is not None:
         yield "rewards served", f"{summary.rewards_served}, invalid: {_counts(summary.invalid_by_reason)}"
+    for name, counts in summary.trackers.items():
+        if counts.url:
+            yield name, counts.url
     lost = {name: counts.lost + counts.waiting for name, counts in summary.trackers.items()}
     if any(lost.values()):
-        yield "records lost", f"{_counts(lost)}; metrics.jsonl has all of them"
+        yield "records lost", f"{_counts(lost)}; `rljob report --send` sends them from metrics.jsonl"
     yield "restarts", _counts(summary.restarts)
     if summary.pause_seconds is not None:
         transfer = summary.transfer_seconds or 0

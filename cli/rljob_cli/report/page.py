@@ -40,7 +40,7 @@ from rljob_cli.report.sections import (
     summarize_rewards,
 )
 from rljob_cli.run.curves import build_panels
-from rljob_cli.run.summary import summary_lines
+from rljob_cli.run.summary import find_active_seconds, summary_lines
 from rljob_cli.trajectories.tables import number
 from rljob_cli.trajectories.tables import seconds as show_seconds
 
@@ -121,6 +121,7 @@ def render_page(run: RunData, now: datetime, live: LiveView | None = None, order
         choices=live.choices if live else list_choices(chosen),
         phases=build_phase_times(run.summary),
         lost=build_lost_times(run.summary),
+        active=find_active_seconds(run.summary),
         roles=build_role_times(steps),
         role_names=ROLES,
         sides=build_sides(steps),

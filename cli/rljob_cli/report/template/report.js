@@ -363,7 +363,7 @@
       (curve) => `${curve.name}: ${number(curve.y[0])} to ${number(curve.y.at(-1))} in ${curve.x.length} points`).join(", ")}`);
     const axis = { stroke: () => paint("var(--quiet)"), grid: { stroke: () => paint("var(--line)"), width: 1 }, ticks: { show: false } };
     const range = (_, low, high) => {
-      if (low === null) return [0, 1];
+      if (low === null || (low === 0 && high === 0)) return [0, 1];
       if (chart.share) return [Math.min(0, low), Math.max(1, high)];
       return uPlot.rangeNum(chart.stacked ? 0 : low, high, 0.1, true);
     };

@@ -283,7 +283,7 @@
   const styleOf = (chart, curve, index) => {
     const own = chart.curves.filter((each) => each.run === curve.run && !each.eval);
     const dash = curve.eval ? [6, 4] : curve.run ? DASHES[own.indexOf(curve) % DASHES.length] : [];
-    return { colour: colour(curve.run ? live.colours[curve.run] : index), dash };
+    return [colour(curve.run ? live.colours[curve.run] : index), dash];
   };
   const showColours = () => document.querySelectorAll(".swatch[data-colour]").forEach((each) =>
     (each.style.borderColor = colour(Number(each.dataset.colour))));
@@ -295,18 +295,17 @@
     return [chart.curves[0].x, ...sums.reverse()];
   };
   // The value of a curve at a step, or at the last one before that it has.
+  const show = (curve, index) => number(curve.y[index])
+    + (curve.low.length ? ` (${number(curve.low[index])} to ${number(curve.high[index])})` : "");
   const valueAt = (curve, step) => {
-    let index = curve.x.length - 1;
-    while (index > 0 && curve.x[index] > step) index -= 1;
-    if (!(curve.x[index] <= step)) return "";
-    return number(curve.y[index]) + (curve.low.length ? ` (${number(curve.low[index])} to ${number(curve.high[index])})` : "");
+    const index = curve.x.findLastIndex((each) => each <= step);
+    return index < 0 ? "" : show(curve, index);
   };
   const fillValues = (details, chart) => {
     const rows = chart.curves.flatMap((curve) => curve.x.map((step, index) => {
       const button = element("button", { type: "button", className: "step", textContent: step });
       button.addEventListener("click", () => showStep(step, curve.eval ? "eval" : "train", curve.run));
-      const cells = [curve.name, button, valueAt({ ...curve, x: [step], y: [curve.y[index]], low: curve.low.slice(index), high: curve.high.slice(index) }, step)];
-      return element("tr", {}, ...cells.map((cell) => element("td", {}, cell)));
+      return element("tr", {}, ...[curve.name, button, show(curve, index)].map((cell) => element("td", {}, cell)));
     }));
     const head = ["curve", "step", "value"].map((name) => element("th", { scope: "col", textContent: name }));
     const region = element("div", { className: "scroll", tabIndex: 0 }, element("table", { className: "numbers" },
@@ -328,7 +327,7 @@
     const columns = [{}];
     const bands = [];
     const texts = chart.curves.map((curve, index) => {
-      const { colour: own, dash } = styleOf(chart, curve, index);
+      const [own, dash] = styleOf(chart, curve, index);
       const stroke = () => paint(own);
       const first = columns.length;
       const points = { show: curve.x.length <= 80, size: 6, fill: stroke };
@@ -402,6 +401,12 @@
   const keyOf = (chart) => JSON.stringify(chart.curves.map((curve) => [curve.name, curve.low.length > 0]));
   const drawCharts = (all) => {
     document.getElementById("no-curves").hidden = all.length > 0;
+    for (const [title, { figure, plot }] of plots) {
+      if (all.some((chart) => chart.title === title)) continue;
+      plot.destroy();
+      figure.remove();
+      plots.delete(title);
+    }
     for (const chart of all) {
       const shown = plots.get(chart.title);
       if (shown?.key !== keyOf(chart)) {

@@ -124,8 +124,7 @@ class WeightsAndBiases:
             # The console has the lines of all roles, which `rljob logs` shows.
             settings=wandb.Settings(console="off", finish_timeout=W_AND_B_FINISH_SECONDS),
         )
-        self.url = self._run.url
-        """None: the run is offline."""
+        self.url = "" if self._run.offline else self._run.url
         self._run.define_metric("step", hidden=True)
         self._run.define_metric("*", step_metric="step")
 

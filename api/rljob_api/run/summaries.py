@@ -24,6 +24,8 @@ class DeliveryCounts(Record):
     """Those that are given up."""
     waiting: Count = 0
     """Those that are not sent yet."""
+    url: str = ""
+    """Where the tracker shows the run. Empty: it has no address, or was never reached."""
 
 
 class BestStep(Record):

@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +32,7 @@ from rljob_cli.report.samples import MAX_SAMPLES, spread
 from rljob_cli.run.runfolder import is_in_use
 from rljob_cli.run.summary import build_summary
 from rljob_cli.trajectories.index import LogIndex, Query, read_entries, select
-from rljob_cli.trajectories.log import read_values
+from rljob_cli.trajectories.log import DamagedFileError, read_values
 
 _MAX_READ_BYTES = 8 << 20
 """Limit of Parquet files: about 10,000 samples of 300 words, which take about a second."""
@@ -58,6 +59,8 @@ class RunData:
     """The samples that the page shows, in their order. None: those of `samples` that say most."""
     num_files: int
     """Steps and evaluations in the whole log."""
+    damaged: list[str]
+    """Files of the log that cannot be read, as far as they were looked at."""
 
 
 def name_run(job: dict[str, Any] | None, folder: Path) -> str:
@@ -65,16 +68,27 @@ def name_run(job: dict[str, Any] | None, folder: Path) -> str:
     return str(((job or {}).get("metadata") or {}).get("name") or folder.resolve().name)
 
 
-def collect_run(folder: Path, query: Query | None = None, *, answers: bool = False) -> RunData:
+def collect_run(
+    folder: Path,
+    query: Query | None = None,
+    *,
+    answers: bool = False,
+    metrics: Metrics | None = None,
+    max_files: int | None = None,
+) -> RunData:
     """Read a run. Raise UserError if the folder is not a run's. `query`: selects the samples from its whole log.
-    `answers`: as in read_summary."""
-    files = list_trajectory_files(folder / TRAJECTORIES)
-    metrics = read_metrics(folder / FILE_METRICS)
+    `answers`: as in read_summary. `metrics`: those of the folder, if they are known. `max_files`: so many files of the
+    log, spread over the run, stand for all; num_samples is of these."""
+    files = all_files = list_trajectory_files(folder / TRAJECTORIES)
+    if max_files is not None:
+        files = sorted(files[index] for index in islice(spread(len(files)), max_files))
+    metrics = read_metrics(folder / FILE_METRICS) if metrics is None else metrics
     job, digest = read_job(folder / FILE_JOB)
     if not (files or metrics.records or job):
         raise UserError(f"{folder}: not the folder of a run: it has no {FILE_JOB}, and no step has ended")
     name = name_run(job, folder)
-    counts = [_count_rows(file.path) for file in files]
+    damaged: list[str] = []
+    counts = [_count_rows(file.path, damaged) for file in files]
     sizes = [_size(file.path) for file in files]
     readings = plan_reading(list(zip(files, sizes, counts, strict=True)))
     return RunData(
@@ -84,14 +98,21 @@ def collect_run(folder: Path, query: Query | None = None, *, answers: bool = Fal
         job_digest=digest,
         summary=read_summary(folder, name, job, metrics, answers=answers),
         metrics=metrics,
-        samples=[
-            [add_agent(SampleRow.model_validate(values)) for values in read_values(file.path, num_rows)]
-            for file, num_rows in readings
-        ],
+        samples=[_read_samples(*each, damaged) for each in readings],
         num_samples=sum(counts),
         selected=None if query is None else _read_selected(folder / TRAJECTORIES, query),
-        num_files=len(files),
+        num_files=len(all_files),
+        damaged=damaged,
     )
+
+
+def _read_samples(file: TrajectoryFile, num_rows: int, damaged: list[str]) -> list[SampleRow]:
+    try:
+        values = list(read_values(file.path, num_rows)) if num_rows else []
+    except DamagedFileError:
+        damaged.append(file.path.name)
+        return []
+    return [add_agent(SampleRow.model_validate(each)) for each in values]
 
 
 def _read_selected(log: Path, query: Query) -> list[SampleRow]:
@@ -154,13 +175,16 @@ def _size(path: Path) -> int:
         return 0
 
 
-def _count_rows(path: Path) -> int:
+def _count_rows(path: Path, damaged: list[str]) -> int:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         return int(pq.read_metadata(path).num_rows)
+    except FileNotFoundError:  # the run in progress has deleted it
+        return 0
     except (OSError, pa.ArrowException):
+        damaged.append(path.name)
         return 0
 
 

@@ -16,19 +16,18 @@ from datetime import datetime
 from importlib import resources
 from itertools import chain
 from typing import Any, NamedTuple
-from urllib.parse import urlencode
 
 import jinja2
 import markupsafe
 import yaml
 from markupsafe import Markup
 
-from rljob_api.run.metrics import Metrics
 from rljob_api.run.origin import list_changes
 from rljob_api.run.sessions import Session
 from rljob_api.run.trajectories import SampleRow
 from rljob_api.wire.redaction import Redactor, find_values, redact_job
-from rljob_cli.report.charts import MAX_MARKERS, NUM_COLOURS, colour_class, draw_panel, format_number
+from rljob_cli.cluster.formatting import format_age
+from rljob_cli.report.charts import Chart, describe_panels
 from rljob_cli.report.collect import RunData
 from rljob_cli.report.samples import choose_samples, describe_sample
 from rljob_cli.report.sections import (
@@ -40,13 +39,17 @@ from rljob_cli.report.sections import (
     summarize_failures,
     summarize_rewards,
 )
-from rljob_cli.run.curves import build_panels, lay_over
-from rljob_cli.run.summary import summary_lines
-from rljob_cli.trajectories.tables import number, seconds
+from rljob_cli.run.curves import build_panels
+from rljob_cli.run.summary import find_active_seconds, summary_lines
+from rljob_cli.trajectories.tables import number
+from rljob_cli.trajectories.tables import seconds as show_seconds
 
 _ESCAPE_SEQUENCE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 """Colours of a terminal, in the last lines of logs."""
 _FILES = resources.files("rljob_cli.report") / "template"
+_PROGRAMS = ("uPlot.iife.min.js", "report.js")
+_STYLES = ("uPlot.min.css", "report.css")
+"""uPlot's files are as released."""
 
 
 class RunLine(NamedTuple):
@@ -60,15 +63,15 @@ class RunLine(NamedTuple):
     """Mean score of the last step."""
     accuracy: float | None
     """Accuracy of the last evaluation of the first set."""
-    changed: str
+    changed: datetime | None
     """When its last step or evaluation ended."""
+    differs: str = ""
+    """Its settings that the other runs do not have alike."""
 
 
 class Choices(NamedTuple):
     """What the filters of the samples offer."""
 
-    places: list[str]
-    """Steps with their lanes: `3 train`."""
     rewards: list[str]
     reasons: list[str]
 
@@ -80,44 +83,45 @@ class LiveView:
     name: str
     """Name of the run, in the list and in addresses."""
     runs: Sequence[RunLine]
-    overlaid: Mapping[str, Metrics]
-    """Further runs, whose curves are in the same charts."""
+    colours: Mapping[str, int]
+    """The number of the colour of each run whose curves are in the charts: its place in the list of runs."""
     choices: Choices
     query: str
     """Selects the run and the overlaid ones, in an address."""
     cursor: str
     """What the page has of the run."""
+    charts: Sequence[Chart] | None
+    """None: the page has them, and gets its sections alone."""
 
 
 def render_page(run: RunData, now: datetime, live: LiveView | None = None, order: str = "") -> str:
     """Return the page of a run. `order`: of its samples at first, such as `slow`."""
     samples = run.samples if run.selected is None else [[row] for row in run.selected]
     chosen = [] if live else choose_samples(samples)
-    panels = build_panels(run.metrics)
-    if live and live.overlaid:
-        panels = lay_over({live.name: panels} | {name: build_panels(each) for name, each in live.overlaid.items()})
-    steps, sessions = run.metrics.steps, run.summary.sessions
-    script, style, redactor = _read("report.js"), _read("report.css"), build_redactor(run.job)
-    described = _describe_live(live) if live else {"samples": [describe_sample(row) for row in chosen]}
+    steps, sessions, redactor = run.metrics.steps, run.summary.sessions, build_redactor(run.job)
+    if live and live.charts is None:
+        described, script, style = {}, "", ""
+    else:
+        described = _describe_live(live) if live else {"samples": [describe_sample(row) for row in chosen]}
+        described["charts"] = live.charts if live else describe_panels(build_panels(run.metrics))
+        script, style = ("\n".join(map(_read, names)) for names in (_PROGRAMS, _STYLES))
     data = embed_json(redactor.redact(described))
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    environment.filters |= {"number": format_number, "score": number, "share": lambda value: f"{100 * value:.0f}%"}
-    environment.filters["seconds"] = seconds
+    environment.filters |= {"score": number, "share": lambda value: f"{100 * value:.0f}%"}
+    environment.filters["seconds"] = show_seconds
+    environment.filters["ago"] = lambda then: f"{format_age(then, now)} ago" if then else ""
     environment.filters["plain"] = lambda text: _ESCAPE_SEQUENCE.sub("", text)
     page = environment.from_string(_read("report.html.jinja")).render(
         run=run,
         summary=run.summary,
-        created=now.isoformat(timespec="seconds"),
+        created=f"{now:%-d %B %Y, %H:%M %Z}",
         lines=list(summary_lines(run.summary)),
         live=live,
         order=order,
         choices=live.choices if live else list_choices(chosen),
-        panels=[(panel, draw_panel(panel, number)) for number, panel in enumerate(panels)],
-        max_links=MAX_MARKERS,
-        colour_class=colour_class,
-        num_colours=NUM_COLOURS,
         phases=build_phase_times(run.summary),
         lost=build_lost_times(run.summary),
+        active=find_active_seconds(run.summary),
         roles=build_role_times(steps),
         role_names=ROLES,
         sides=build_sides(steps),
@@ -145,7 +149,7 @@ def _hide_outside(page: str, kept: Sequence[str], redactor: Redactor) -> str:
     """Hide secrets in all but these parts, in their order: a value such as `completion`, of a variable like ANSWER_KEY,
     is also a word of the program and a name in its data."""
     hidden = []
-    for part in kept:
+    for part in filter(None, kept):
         before, _, page = page.partition(part)
         hidden += [redactor.hide(before), part]
     return "".join([*hidden, redactor.hide(page)])
@@ -165,16 +169,22 @@ def build_redactor(job: dict[str, Any] | None) -> Redactor:
 
 
 def list_choices(rows: Iterable[SampleRow]) -> Choices:
-    rows = list(rows)
     results = [result for row in rows for result in row.rewards]
-    places = dict.fromkeys(f"{row.step} {row.lane}" for row in rows)
     reasons = {result.reason for result in results if result.reason}
-    return Choices(list(places), list(dict.fromkeys(result.name for result in results)), sorted(reasons))
+    return Choices(list(dict.fromkeys(result.name for result in results)), sorted(reasons))
 
 
 def _describe_live(live: LiveView) -> dict[str, Any]:
-    run = urlencode({"run": live.name})
-    return {"live": {"run": live.name, "page": f"?{live.query}", "query": run, "cursor": live.cursor}}
+    sections = f"sections?{live.query}"
+    return {
+        "live": {
+            "run": live.name,
+            "sections": sections,
+            "query": live.query,
+            "cursor": live.cursor,
+            "colours": live.colours,
+        }
+    }
 
 
 def _read(name: str) -> str:

@@ -19,7 +19,7 @@ from rljob_api.quantity import show_bytes
 from rljob_api.run.metrics import Metrics, StepRecord
 from rljob_api.run.summaries import RunSummary
 from rljob_api.run.trajectories import ResultRow, SampleRow
-from rljob_cli.run.summary import list_known, sort_phases
+from rljob_cli.run.summary import find_active_seconds, list_known, sort_phases
 
 _OWNERS = {
     **dict.fromkeys(("generate", "sync", "wake"), "rollouts"),
@@ -92,10 +92,8 @@ _CAUSES = {
 
 def build_lost_times(summary: RunSummary) -> list[PhaseTime]:
     """Return the time that did not train by cause, the longest first, with its share of the time without the queue."""
-    share, lost = summary.training_share, {name: s for name, s in summary.lost_seconds.items() if s}
-    active = sum(lost.values()) - lost.get("queue", 0.0)
-    whole = active / (1 - share) if share is not None and share < 1 else 0.0
-    ordered = sorted(lost.items(), key=lambda item: -item[1])
+    whole = find_active_seconds(summary)
+    ordered = sorted(((name, s) for name, s in summary.lost_seconds.items() if s), key=lambda item: -item[1])
     return [
         PhaseTime(name, seconds, seconds / whole if whole and name != "queue" else 0.0, _CAUSES.get(name, ""))
         for name, seconds in ordered
@@ -103,16 +101,18 @@ def build_lost_times(summary: RunSummary) -> list[PhaseTime]:
 
 
 def build_phase_times(summary: RunSummary) -> list[PhaseTime]:
-    """Return the phases of the whole run, longest first, and the time outside of the driver last."""
+    """Return the phases of the whole run, longest first, and what is outside of them last."""
     wall = summary.wall_seconds or 0.0
     ordered = sort_phases(summary)
     covered = sum(seconds for _, seconds in ordered)
     whole = max(wall, covered) or 1.0
     found = [PhaseTime(name, seconds, seconds / whole, _MEANINGS.get(name, "")) for name, seconds in ordered]
-    outside = wall - covered
-    if wall and outside > 0:
-        meaning = "start and stop of Pods, steps that were repeated, and time that no phase covers"
-        found.append(PhaseTime("other", outside, outside / whole, meaning))
+    of_driver = min(find_active_seconds(summary) or wall, wall)
+    outside = {
+        "Pods": (wall - max(of_driver, covered), "scheduling, pulls of images, start and stop of Pods: no driver runs"),
+        "other": (of_driver - covered, "time of the driver that no phase covers, and steps that were repeated"),
+    }
+    found += [PhaseTime(name, time, time / whole, meaning) for name, (time, meaning) in outside.items() if time > 0]
     return found
 
 

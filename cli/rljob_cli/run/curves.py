@@ -18,17 +18,22 @@ _Record = TypeVar("_Record", StepRecord, EvaluationRecord)
 
 _MAX_COMPONENTS = 12
 _MAX_POINTS = 400
-"""Per curve. Longer runs have one point per several steps, their mean."""
+"""Per curve, about: a longer one has one point per 2, 4, 8, ... values, their mean, with the least and the largest.
+So a new value changes the last point alone, until the curve has twice as many."""
 
 
 @dataclass(frozen=True)
 class Curve:
     name: str
-    points: tuple[tuple[float, float], ...]
+    points: tuple[tuple[int, float], ...]
     """(step, value), ascending by step."""
     is_held_out: bool = False
     run: str = ""
     """The run that it is of, if runs are laid over each other."""
+    ranges: tuple[tuple[float, float], ...] = ()
+    """Of each point the least and the largest value that it stands for. Empty: each stands for one."""
+    size: int = 1
+    """Values that a point stands for."""
 
 
 @dataclass(frozen=True)
@@ -133,13 +138,14 @@ def build_panels(metrics: Metrics) -> list[Panel]:
             for name in list_components(metrics)[:_MAX_COMPONENTS]
         ),
         *map(draw, _ROWS),
-        _stacked_panel("Seconds per step, by phase", "seconds", steps, lambda step: step.phase_seconds),
+        Panel(
+            "Seconds per step, by phase", "seconds", _read_parts(steps, attrgetter("phase_seconds")), is_stacked=True
+        ),
         Panel("Memory of shared devices", "GiB", tuple(_read_held(name, steps) for name in states)),
-        # The shares overlap, so their sum is the mean number of roles that work at the same time.
-        _stacked_panel("Roles at work", "share of the step, added up", steps, lambda step: step.busy_shares),
+        Panel("Roles at work", "of the step's time", _read_parts(steps, attrgetter("busy_shares")), is_share=True),
     ]
     kept = [replace(panel, curves=tuple(curve for curve in panel.curves if curve.points)) for panel in panels]
-    return [_thin(panel) for panel in kept if panel.curves]
+    return [replace(panel, note=_describe_thinning(panel.curves)) for panel in kept if panel.curves]
 
 
 def lay_over(runs: Mapping[str, Sequence[Panel]]) -> list[Panel]:
@@ -172,9 +178,9 @@ def list_components(metrics: Metrics) -> list[str]:
 def _curve(
     name: str, records: Iterable[_Record], read: Callable[[_Record], float | None], *, is_held_out: bool = False
 ) -> Curve:
-    found = [(record.step, read(record)) for record in records]
-    known = tuple((float(step), float(value)) for step, value in found if value is not None and math.isfinite(value))
-    return Curve(name, known, is_held_out)
+    found = ((record.step, read(record)) for record in records)
+    known = tuple((step, float(value)) for step, value in found if value is not None and math.isfinite(value))
+    return _thin(Curve(name, known, is_held_out))
 
 
 def _read(part: str, key: str | int) -> Callable[[Any], float | None]:
@@ -190,17 +196,17 @@ def _build_pass_panel(name: str, found: Sequence[EvaluationRecord]) -> Panel:
     return Panel("pass@k" if name == SHORT_FORM else f"pass@k: {name}", "mean over prompts", tuple(curves))
 
 
-def _stacked_panel(
-    title: str, unit: str, steps: Sequence[StepRecord], read_parts: Callable[[StepRecord], Mapping[str, float]]
-) -> Panel:
-    """Return a panel of the parts of a step. A part that a step does not have is 0 in it."""
+def _read_parts(
+    steps: Sequence[StepRecord], read_parts: Callable[[StepRecord], Mapping[str, float]]
+) -> tuple[Curve, ...]:
+    """Return the parts of a step. A part that a step does not have is 0 in it."""
     known = [step for step in steps if read_parts(step)]
     names = dict.fromkeys(name for step in known for name, value in read_parts(step).items() if value)
 
     def read(name: str) -> Callable[[StepRecord], float]:
         return lambda step: read_parts(step).get(name, 0.0)
 
-    return Panel(title, unit, tuple(_curve(name, known, read(name)) for name in names), is_stacked=True)
+    return tuple(_curve(name, known, read(name)) for name in names)
 
 
 def _read_held(name: str, steps: Sequence[StepRecord]) -> Curve:
@@ -208,17 +214,26 @@ def _read_held(name: str, steps: Sequence[StepRecord]) -> Curve:
     return _curve(name.replace("_", " "), steps, lambda step: step.device_bytes.get(name, math.nan) / 2**30)
 
 
-def _thin(panel: Panel) -> Panel:
-    longest = max(len(curve.points) for curve in panel.curves)
-    size = math.ceil(longest / _MAX_POINTS)
-    if size == 1:
-        return panel
-    curves = tuple(Curve(c.name, _average(c.points, size), c.is_held_out) for c in panel.curves)
-    return replace(panel, curves=curves, note=f"each point: mean of {size} steps")
-
-
-def _average(points: Sequence[tuple[float, float]], size: int) -> tuple[tuple[float, float], ...]:
-    chunks = [points[start : start + size] for start in range(0, len(points), size)]
-    return tuple(
-        (math.fsum(x for x, _ in some) / len(some), math.fsum(y for _, y in some) / len(some)) for some in chunks
+def _describe_thinning(curves: Sequence[Curve]) -> str:
+    sizes: dict[int, list[str]] = {}
+    for curve in curves:
+        sizes.setdefault(curve.size, []).append(curve.name)
+    return "; ".join(
+        f"{', '.join(names) if len(sizes) > 1 else 'each point'}: mean of {size} values, with their range"
+        for size, names in sizes.items()
+        if size > 1
     )
+
+
+def _thin(curve: Curve) -> Curve:
+    """Thin a curve that is long by itself: an evaluation in each 50th step is a point of its own beside 10,000 steps. A
+    point is at a step that the curve has, so that a click leads to the samples of one that it stands for."""
+    size = 1 << max(0, math.ceil(len(curve.points) / _MAX_POINTS) - 1).bit_length()
+    if size == 1:
+        return curve
+    chunks = [curve.points[start : start + size] for start in range(0, len(curve.points), size)]
+    values = [[y for _, y in chunk] for chunk in chunks]
+    points = tuple(
+        (chunk[len(chunk) // 2][0], math.fsum(ys) / len(ys)) for chunk, ys in zip(chunks, values, strict=True)
+    )
+    return replace(curve, points=points, ranges=tuple((min(ys), max(ys)) for ys in values), size=size)

@@ -25,7 +25,7 @@ from rljob_api.run.folder import (
     FILE_SUMMARY,
     last_checkpoint,
 )
-from rljob_api.run.metrics import Metrics, read_metrics
+from rljob_api.run.metrics import Metrics, parse_metrics
 from rljob_api.run.origin import Change, read_origin
 from rljob_api.run.summaries import read_run_summary
 from rljob_api.wire.redaction import redact_job
@@ -117,12 +117,14 @@ def prepare(folder: Path, job: RLJob) -> None:
 
 
 class MetricsReader:
-    """Reads a file that is polled, and again only if it has changed: a long run has thousands of lines."""
+    """Reads a file that is polled: of one that has grown the new lines alone, since a long run has thousands."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._state: tuple[int, int] | None = None
         self._metrics = Metrics()
+        self._end, self._last = 0, b""
+        """Where the last complete line ends, and that line."""
 
     def read(self) -> Metrics:
         try:
@@ -130,8 +132,22 @@ class MetricsReader:
         except FileNotFoundError:
             return Metrics()
         if (state := (found.st_size, found.st_mtime_ns)) != self._state:
-            self._state, self._metrics = state, read_metrics(self._path)
+            self._read_lines()
+            self._state = state
         return self._metrics
+
+    def _read_lines(self) -> None:
+        with self._path.open("rb") as file:
+            file.seek(self._end - len(self._last))
+            if file.read(len(self._last)) != self._last:  # a restart from a checkpoint has cut the history
+                self._metrics, self._end, self._last = Metrics(), 0, b""
+                file.seek(0)
+            lines = file.read().splitlines(keepends=True)
+        if lines and not lines[-1].endswith(b"\n"):  # it is written at this moment
+            lines.pop()
+        known, new = self._metrics, parse_metrics(lines)
+        self._metrics = Metrics(known.steps + new.steps, known.evaluations + new.evaluations)
+        self._end, self._last = self._end + sum(map(len, lines)), lines[-1] if lines else self._last
 
 
 def dump(job: RLJob) -> dict[str, Any]:

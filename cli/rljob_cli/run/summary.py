@@ -87,6 +87,13 @@ def sort_phases(summary: RunSummary) -> list[tuple[str, float]]:
     return sorted(((name, taken) for name, taken in summary.phase_seconds.items() if taken), key=lambda item: -item[1])
 
 
+def find_active_seconds(summary: RunSummary) -> float | None:
+    """Return the time of which the training share is: that of the driver without the queue. None: unknown."""
+    share, lost = summary.training_share, summary.lost_seconds
+    active = sum(lost.values()) - lost.get("queue", 0.0)
+    return active / (1 - share) if active and share is not None and share < 1 else None
+
+
 def list_known(values: Iterable[float | None]) -> list[float]:
     return [value for value in values if value is not None]
 
@@ -179,14 +186,22 @@ def summary_lines(summary: RunSummary) -> Iterator[tuple[str, str]]:
     if summary.training_share is not None:
         by_cause = sorted(summary.lost_seconds.items(), key=lambda item: -item[1])
         causes = ", ".join(f"{cause} {seconds:.1f} s" for cause, seconds in by_cause if seconds)
-        yield "training share", f"{summary.training_share:.0%}" + (f"; lost: {causes}" if causes else "")
+        shares = [f"{summary.training_share:.0%}"]
+        if active := find_active_seconds(summary):
+            shares = [f"{summary.training_share:.0%} of {active:.1f} s of the driver"]
+            if (wall_seconds := summary.wall_seconds or 0.0) >= active:
+                shares.append(f"{summary.training_share * active / wall_seconds:.0%} of the wall time")
+        yield "training share", ", ".join(shares) + (f"; lost: {causes}" if causes else "")
     if summary.samples_trained is not None:
         yield "samples trained", str(summary.samples_trained)
     if summary.rewards_served is not None:
         yield "rewards served", f"{summary.rewards_served}, invalid: {_counts(summary.invalid_by_reason)}"
+    for name, counts in summary.trackers.items():
+        if counts.url:
+            yield name, counts.url
     lost = {name: counts.lost + counts.waiting for name, counts in summary.trackers.items()}
     if any(lost.values()):
-        yield "records lost", f"{_counts(lost)}; metrics.jsonl has all of them"
+        yield "records lost", f"{_counts(lost)}; `rljob report --send` sends them from metrics.jsonl"
     yield "restarts", _counts(summary.restarts)
     if summary.pause_seconds is not None:
         transfer = summary.transfer_seconds or 0

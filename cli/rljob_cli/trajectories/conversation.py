@@ -2,7 +2,7 @@
 and what was trained.
 
 Invariant: a mark follows from the log alone. The policy sampled the tokens of a span with a turn, and the update used
-them if the turn has an advantage.
+them if the turn has an advantage that is not 0.
 """
 
 import json
@@ -26,7 +26,7 @@ from rljob_cli.trajectories.tables import (
 )
 
 TRAINED, SAMPLED = ">>", ">"
-LEGEND = f"{TRAINED} sampled and trained, {SAMPLED} sampled and not trained (evaluation, or no advantage); else context"
+LEGEND = f"{TRAINED} changed the policy, {SAMPLED} sampled only (evaluation, or no advantage but 0); else context"
 _STYLES = {TRAINED: "green", SAMPLED: "cyan", "": ""}
 _ASIDE = "dim"
 _EMPTY = (None, "", "{}")
@@ -79,7 +79,7 @@ def build_answer(row: SampleRow, *, full: bool) -> Table:
     table.add_row("", "prompt", _text(format_prompt(row.prompt), full))
     if row.ground_truth is not None:
         table.add_row("", "answer", _text(row.ground_truth, full))
-    mark = SAMPLED if row.advantage is None else TRAINED
+    mark = _mark(row)
     text = _text(row.completion, full, _STYLES[mark]) + Text(" [truncated]" if row.truncated else "")
     table.add_row(Text(mark, style=_STYLES[mark]), "completion", text)
     return table
@@ -168,8 +168,8 @@ def _build_grid(num_columns: int) -> Table:
     return table
 
 
-def _mark(turn: TurnRow) -> str:
-    return SAMPLED if turn.advantage is None else TRAINED
+def _mark(part: TurnRow | SampleRow) -> str:
+    return TRAINED if part.advantage else SAMPLED
 
 
 def _describe_turn(turn: TurnRow, full: bool) -> list[Text]:

@@ -5,6 +5,7 @@ that the run in progress has deleted has no samples.
 """
 
 import math
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,8 @@ from typing import Any, NamedTuple
 from rljob_api.manifest.services.runner import RUNNER_SERVICE
 from rljob_api.run.folder import TrajectoryFile, list_trajectory_files
 from rljob_api.run.trajectories import REPLAY_COLUMNS, SampleRow
-from rljob_cli.trajectories.log import read_values
+from rljob_cli.output import say
+from rljob_cli.trajectories.log import DamagedFileError, read_values
 
 _RESULT_FIELDS = ("name", "valid", "score", "reason", "execute_seconds", "latency_seconds")
 _COLUMNS = (
@@ -24,6 +26,7 @@ ORDERS = ("", "high", "low", "long", "slow")
 """By step; by score, the highest or lowest first; the longest first; the slowest reward first."""
 ORDER_BY = {"latency": "slow", "reward": "high"}
 """What --sort means."""
+LANES = ("", "train", "eval")
 SHOWN = ("", "best", "worst", "invalid", "truncated")
 """All; the best or the worst of each step; those without a valid score; those that a limit of tokens cut."""
 
@@ -92,6 +95,9 @@ class Query:
         return self.step in (None, file.step) and self.lane in (None, file.lane)
 
 
+ALL = Query()
+
+
 def select(entries: Iterable[Entry], query: Query) -> list[Entry]:
     """Return the samples that match, in order; `text` is not considered."""
     kept = [entry for entry in entries if _matches(entry, query)]
@@ -146,26 +152,42 @@ class LogIndex:
     """The index of the log in a folder, which a run in progress may extend."""
 
     folder: Path
+    files: list[TrajectoryFile] = field(default_factory=list)
+    """Those of the log, at the last call of `read`."""
+    num_unread: int = 0
+    """Files that the last call of `read` left to the next one."""
+    damaged: set[str] = field(default_factory=set)
+    """Names of files that cannot be read."""
     _files: dict[Path, tuple[tuple[int, int], list[Entry]]] = field(default_factory=dict)
 
-    def read(self) -> list[Entry]:
-        """Return all samples, oldest step first."""
-        files = list_trajectory_files(self.folder)
-        self._files = {path: found for path, found in self._files.items() if path in {file.path for file in files}}
-        return [entry for file in files for entry in self._read_file(file)]
+    def read(self, query: Query = ALL, max_new: float = math.inf) -> list[Entry]:
+        """Return the samples of the files that a query reads, oldest step first. `max_new`: of files that were not read
+        before so many are read, so that the first samples of a long run do not wait for the last ones."""
+        self.files, self.num_unread = list_trajectory_files(self.folder), 0
+        found: list[Entry] = []
+        for file in filter(query.reads, self.files):
+            try:
+                stat = file.path.stat()
+            except OSError:  # the run in progress has deleted it
+                continue
+            state, known = (stat.st_size, stat.st_mtime_ns), self._files.get(file.path)
+            if known is None or known[0] != state:
+                if max_new <= 0:
+                    self.num_unread += 1
+                    continue
+                max_new -= 1
+                known = self._files[file.path] = state, self._read_file(file)
+            found += known[1]
+        if len(self._files) > len(self.files):
+            paths = {file.path for file in self.files}
+            self._files = {path: kept for path, kept in self._files.items() if path in paths}
+        return found
 
     def _read_file(self, file: TrajectoryFile) -> list[Entry]:
-        try:
-            found = file.path.stat()
-        except OSError:  # the run in progress has deleted it
-            return []
-        state = (found.st_size, found.st_mtime_ns)
-        known = self._files.get(file.path)
-        if known is None or known[0] != state:
-            table = _read_table(file.path, _COLUMNS)
-            rows = [] if table is None else table.to_pylist()
-            known = self._files[file.path] = state, [_describe(file, *each) for each in enumerate(rows)]
-        return known[1]
+        table = _read_table(file.path, _COLUMNS)
+        (self.damaged.add if table is None and file.path.exists() else self.damaged.discard)(file.path.name)
+        rows = [] if table is None else table.to_pylist()
+        return [_describe(file, *each) for each in enumerate(rows)]
 
 
 def _describe(file: TrajectoryFile, number: int, row: dict[str, Any]) -> Entry:
@@ -184,16 +206,22 @@ def _describe(file: TrajectoryFile, number: int, row: dict[str, Any]) -> Entry:
 def _describe_result(result: dict[str, Any]) -> Result:
     latency = result.get("latency_seconds")
     latency = result.get("execute_seconds") if latency is None else latency
-    return Result(result["name"], result["valid"], result["score"], result["reason"], latency)
+    name, reason = sys.intern(result["name"]), result["reason"]
+    return Result(name, result["valid"], result["score"], reason and sys.intern(reason), latency)
 
 
 def read_rows(folder: Path, query: Query) -> Iterator[SampleRow]:
     """Yield the samples of a log that match, newest step first, within a step in the order of the data; neither `text`
     nor `order` is considered."""
     for file in reversed(list_trajectory_files(folder)):
-        for number, values in enumerate(read_values(file.path) if query.reads(file) else ()):
-            if _matches(_describe(file, number, values), query):
-                yield SampleRow.model_validate(values)
+        try:
+            for number, values in enumerate(read_values(file.path) if query.reads(file) else ()):
+                if _matches(_describe(file, number, values), query):
+                    yield SampleRow.model_validate(values)
+        except DamagedFileError as error:
+            if query.step is not None:
+                raise
+            say(f"warning: {error}; its samples are left out")
 
 
 def read_entries(entries: Sequence[Entry]) -> list[SampleRow]:

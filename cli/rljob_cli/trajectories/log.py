@@ -13,6 +13,10 @@ from rljob_api.run.trajectories import FORMAT, FORMAT_KEY, REPLAY_COLUMNS, Sampl
 _ROWS_PER_BATCH = 512
 
 
+class DamagedFileError(UserError):
+    """A file of the log cannot be read: the disk was full, or a copy of it was cut off."""
+
+
 def find_run(run: str, directory: Path) -> Path:
     """Return the folder for a run's folder, a job's file or a job's name. Raise UserError if it does not exist."""
     given = Path(run)
@@ -69,7 +73,7 @@ def read_values(path: Path, max_rows: int | None = None) -> Iterator[dict[str, A
     except FileNotFoundError:
         return  # the run in progress has deleted the file to limit the log, or repeats the step
     except (OSError, pa.ArrowException) as error:
-        raise UserError(f"{path}: cannot be read: {error}; remove it to see the other steps") from None
+        raise DamagedFileError(f"{path}: cannot be read: {error}") from None
 
 
 def curves_of(row: SampleRow) -> dict[str, float]:

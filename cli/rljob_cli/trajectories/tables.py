@@ -135,4 +135,7 @@ def signed(value: float | None) -> str:
 def seconds(value: float | None) -> str:
     if value is None:
         return "-"
-    return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.1f} s"
+    if value < 100:
+        return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.1f} s"
+    minutes, rest = divmod(round(value), 60)
+    return f"{minutes} min {rest} s" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"

@@ -4,12 +4,13 @@ Of a run in progress, asks the head for its status, and for the samples that it 
 a run of the list, never a path.
 """
 
+import hashlib
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import aiohttp
 from pydantic import ValidationError
@@ -24,12 +25,14 @@ from rljob_api.run.folder import (
     TRAJECTORIES,
 )
 from rljob_api.run.metrics import Metrics
+from rljob_api.run.origin import FILE_ORIGIN, find_changes, read_origin
 from rljob_api.run.trajectories import RecentSamples, SampleRow
 from rljob_api.wire.contract import UrlPath
 from rljob_api.wire.driver_status import DriverStatus
-from rljob_api.wire.redaction import Redactor
+from rljob_api.wire.redaction import Redactor, redact_job
 from rljob_cli.report.collect import read_job, read_summary
 from rljob_cli.report.page import RunLine, build_redactor
+from rljob_cli.run.curves import Panel, build_panels
 from rljob_cli.run.endpoint import Endpoint, read_endpoint
 from rljob_cli.run.runfolder import MetricsReader, is_in_use
 from rljob_cli.trajectories.index import LogIndex
@@ -39,6 +42,8 @@ _TIMEOUT = aiohttp.ClientTimeout(total=5)
 _BUSY_SECONDS = 60.0
 """A head that starts, or whose machine has too much to do, may answer late: so long it keeps its last status."""
 _MAX_SAMPLES = 512
+_MAX_SETTING = 40
+"""Characters of a setting in the list of runs."""
 _Answer = TypeVar("_Answer", DriverStatus, RecentSamples)
 
 
@@ -110,9 +115,35 @@ class WatchedRun:
         self._metrics = MetricsReader(folder / FILE_METRICS)
         self._line: tuple[tuple[_State, bool, bool], RunLine] | None = None
         self._redactor: tuple[_State, Redactor] | None = None
+        self._settings: tuple[_State, dict[str, Any]] | None = None
+        self._panels: dict[tuple[float | None, ...], list[Panel]] = {}
 
     def read_metrics(self) -> Metrics:
         return self._metrics.read()
+
+    def build_panels(self, num_steps: int | None = None, num_evaluations: int | None = None) -> list[Panel]:
+        """Return the panels of the first steps and evaluations, by default of all. Those that were asked for last are
+        kept: they are the same for all pages, until a step ends."""
+        metrics = self.read_metrics()
+        metrics = Metrics(metrics.steps[:num_steps], metrics.evaluations[:num_evaluations])
+        ends = (records[-1].time for records in (metrics.steps, metrics.evaluations) if records)
+        key = (len(metrics.steps), len(metrics.evaluations), *ends)
+        if key not in self._panels:
+            self._panels = dict(list(self._panels.items())[-1:]) | {key: build_panels(metrics)}
+        return self._panels[key]
+
+    def settings(self) -> dict[str, Any]:
+        """Return what may differ between runs: the spec without secrets, and digests of the files that it names."""
+        state = self._read_state(FILE_JOB, FILE_ORIGIN)
+        if self._settings is None or self._settings[0] != state:
+            job, _ = read_job(self.folder / FILE_JOB)
+            try:
+                origin = read_origin(self.folder)
+            except (OSError, ValueError):
+                origin = None
+            found = {} if job is None else redact_job(job)["spec"]
+            self._settings = state, found | ({"content of": origin.contents} if origin else {})
+        return self._settings[1]
 
     def changed_at(self) -> float:
         """Return when its records or its job were written last, in seconds since 1970."""
@@ -162,8 +193,26 @@ def _describe(name: str, folder: Path, metrics: Metrics, *, answers: bool) -> Ru
         total_steps=summary.total_steps,
         reward=metrics.steps[-1].reward if metrics.steps else None,
         accuracy=summary.accuracy_after,
-        changed=datetime.fromtimestamp(last).astimezone().isoformat(" ", "seconds") if last else "",
+        changed=datetime.fromtimestamp(last).astimezone() if last else None,
     )
+
+
+def find_differences(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Return by run the settings that not all runs have alike."""
+    first = next(iter(runs.values()), {})
+    changes = {name: {each.path: each for each in find_changes(first, own)} for name, own in runs.items()}
+    texts = {each.path: each.text_before for own in changes.values() for each in own.values()}
+    return {
+        name: ", ".join(
+            f"{path} {_shorten(own[path].text_now if path in own else text)}" for path, text in texts.items()
+        )
+        for name, own in changes.items()
+    }
+
+
+def _shorten(text: str) -> str:
+    """A long value, such as the source of a function, is shown by its digest."""
+    return text if len(text) <= _MAX_SETTING else f"{text[:8]}... ({hashlib.sha256(text.encode()).hexdigest()[:8]})"
 
 
 class RunList:

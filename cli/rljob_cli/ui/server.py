@@ -20,6 +20,7 @@ import webbrowser
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from itertools import chain
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
@@ -31,12 +32,14 @@ from rljob_api.run.metrics import EvaluationRecord, Metrics, StepRecord
 from rljob_api.run.trajectories import SampleRow
 from rljob_api.wire.driver_status import DriverStatus
 from rljob_cli.output import say
+from rljob_cli.report.charts import Chart, describe_panels, find_tails
 from rljob_cli.report.collect import add_agent, collect_run
-from rljob_cli.report.page import Choices, LiveView, render_page
+from rljob_cli.report.page import Choices, LiveView, list_choices, render_page
 from rljob_cli.report.samples import describe_sample
+from rljob_cli.run.curves import lay_over
 from rljob_cli.run.snapshot import describe_groups
-from rljob_cli.trajectories.index import ORDERS, SHOWN, Query, find_text, read_entries, select
-from rljob_cli.ui.runs import WatchedRun
+from rljob_cli.trajectories.index import LANES, ORDERS, SHOWN, Query, find_text, read_entries, select
+from rljob_cli.ui.runs import WatchedRun, find_differences
 
 
 class Cursor(NamedTuple):
@@ -146,6 +149,10 @@ _SILENT_SECONDS = 15.0
 """Without an event for so long, a comment shows that the connection is alive."""
 _MAX_SAMPLES = 100
 """Limit of one page."""
+_MAX_FILES = 40
+"""Files of the log that the page's failures and times of rewards are from."""
+_NEW_FILES = 400
+"""A request for samples reads so many further files: under a second. The page asks again until all are read."""
 _HEADERS = {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer", "X-Content-Type-Options": "nosniff"}
 
 
@@ -155,6 +162,12 @@ class Page(NamedTuple):
     total: int
     matching: int
     samples: list[dict[str, Any]]
+    unread: int = 0
+    """Files that the next request reads: what they have is not counted yet."""
+    nearest: str = ""
+    """If the step of the query has no samples: the nearest one that has some, as `3 train`."""
+    damaged: list[str] = []
+    """Files that cannot be read."""
 
 
 class UiServer:
@@ -166,7 +179,9 @@ class UiServer:
         """When the head of a run was asked last."""
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         app = web.Application()
+        app.router.add_get("/favicon.ico", self._no_icon)
         app.router.add_get(f"/{self._key}/", self._page)
+        app.router.add_get(f"/{self._key}/sections", self._page)
         app.router.add_get(f"/{self._key}/samples", self._samples)
         app.router.add_get(f"/{self._key}/events", self._events)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
@@ -187,13 +202,17 @@ class UiServer:
         if self._session is not None:
             await self._session.close()
 
+    async def _no_icon(self, _: web.Request) -> web.Response:
+        return web.Response(status=204)
+
     async def _page(self, request: web.Request) -> web.Response:
+        """Return the page, or its sections without what the page has already: program, style and curves."""
         runs = await asyncio.to_thread(self._read_runs)
         run = _choose(runs, request)
-        others = [name for name in request.query.getall("with", []) if name in runs and name != run.name]
+        is_whole = request.path.endswith("/")
         async with self._locks[run.name]:
             try:
-                text = await asyncio.to_thread(render_live, run, runs, others)
+                text = await asyncio.to_thread(render_live, run, runs, _choose_others(runs, request), is_whole=is_whole)
             except UserError as error:  # its folder was deleted meanwhile, or another version has written it
                 raise web.HTTPConflict(text=f"{error}\n") from None
         return web.Response(text=text, content_type="text/html", headers=_HEADERS)
@@ -207,7 +226,8 @@ class UiServer:
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         """Send what the page does not have, until it is closed."""
-        run = _choose(await asyncio.to_thread(self._read_runs), request)
+        runs = await asyncio.to_thread(self._read_runs)
+        run, others = _choose(runs, request), [runs[name] for name in _choose_others(runs, request)]
         cursor = parse_cursor(request.headers.get("Last-Event-ID") or request.query.get("after", ""))
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"} | _HEADERS)
         await response.prepare(request)
@@ -215,7 +235,7 @@ class UiServer:
         sent_at = time.monotonic()
         with contextlib.suppress(ConnectionResetError):
             while True:
-                news, cursor = await self._find_news(run, cursor)
+                news, cursor = await self._find_news(run, others, cursor)
                 if (now := Event("status", describe_status(run.head.status))) != status:
                     status = now
                     news.append(now)
@@ -226,9 +246,15 @@ class UiServer:
                 await asyncio.sleep(_REFRESH_SECONDS)
         return response
 
-    async def _find_news(self, run: WatchedRun, cursor: Cursor) -> tuple[list[Event], Cursor]:
+    async def _find_news(
+        self, run: WatchedRun, others: Sequence[WatchedRun], cursor: Cursor
+    ) -> tuple[list[Event], Cursor]:
         await self._look(run)
-        records, cursor = find_records(await asyncio.to_thread(run.read_metrics), cursor)
+        metrics, known = await asyncio.to_thread(run.read_metrics), cursor
+        records, cursor = find_records(metrics, cursor)
+        if records:
+            async with self._locks[run.name]:
+                records = [await asyncio.to_thread(add_charts, each, run, others, known) for each in records]
         samples, cursor = find_samples(run.head.feed, run.head.next, tuple(run.head.samples), cursor)
         return [*records, *samples], cursor
 
@@ -253,32 +279,62 @@ def _choose(runs: Mapping[str, WatchedRun], request: web.Request) -> WatchedRun:
     return runs[name]
 
 
-def render_live(run: WatchedRun, runs: Mapping[str, WatchedRun], others: Sequence[str]) -> str:
-    cursor = begin(run.read_metrics())  # before what follows, so that the page may get a step twice, and misses none
-    overlaid = {name: runs[name].read_metrics() for name in others}
-    entries = run.index.read()
-    results = [result for entry in entries for result in entry.results]
-    reasons = sorted({result.reason for result in results if result.reason})
-    places = list(dict.fromkeys(entry.place for entry in entries))
+def _choose_others(runs: Mapping[str, WatchedRun], request: web.Request) -> list[str]:
+    """Return the runs that are laid over the one that is shown."""
+    shown = _choose(runs, request).name
+    return [name for name in dict.fromkeys(request.query.getall("with", [])) if name in runs and name != shown]
+
+
+def describe_charts(run: WatchedRun, others: Sequence[WatchedRun], known: Cursor | None = None) -> list[Chart]:
+    """Return the charts. `known`: those that a page with this cursor has; of other runs the curves as they are now."""
+    panels = run.build_panels(*(known or ())[:2])
+    if others:
+        panels = lay_over({run.name: panels} | {other.name: other.build_panels() for other in others})
+    return describe_panels(panels)
+
+
+def add_charts(event: Event, run: WatchedRun, others: Sequence[WatchedRun], known: Cursor) -> Event:
+    """Return the event of new records with the points that a page does not have."""
+    before = describe_charts(run, others, known) if event.kind == "records" else []
+    return event._replace(data=event.data | {"charts": find_tails(before, describe_charts(run, others))})
+
+
+def render_live(
+    run: WatchedRun, runs: Mapping[str, WatchedRun], others: Sequence[str], *, is_whole: bool = True
+) -> str:
+    metrics = run.read_metrics()
+    cursor = begin(metrics)  # before what follows, so that the page may get a step twice, and misses none
+    found = collect_run(run.folder, answers=run.answers, metrics=metrics, max_files=_MAX_FILES)
+    shown = list_choices(chain.from_iterable(found.samples))
+    rewards = dict.fromkeys([*(name for step in metrics.steps for name in step.rewards), *shown.rewards])
+    reasons = {*(reason for record in metrics.records for reason in record.invalid_by_reason), *shown.reasons}
+    order, differences = list(runs), find_differences({name: each.settings() for name, each in runs.items()})
+    charts = describe_charts(run, [runs[name] for name in others], cursor) if is_whole else None
     live = LiveView(
         name=run.name,
-        runs=[each.describe() for each in runs.values()],
-        overlaid=overlaid,
-        choices=Choices(places, list(dict.fromkeys(result.name for result in results)), reasons),
+        runs=[each.describe()._replace(differs=differences[name]) for name, each in runs.items()],
+        colours={name: order.index(name) for name in (run.name, *others)},
+        choices=Choices(list(rewards), sorted(reasons)),
         query=urlencode([("run", run.name), *(("with", name) for name in others)]),
         cursor=str(cursor),
+        charts=charts,
     )
-    return render_page(collect_run(run.folder, answers=run.answers), datetime.now().astimezone(), live)
+    return render_page(found, datetime.now().astimezone(), live)
 
 
 def read_page(run: WatchedRun, query: Query, offset: int, limit: int) -> Page:
-    entries = run.index.read()
+    entries = run.index.read(query, _NEW_FILES)
     found = select(entries, query)
     if query.text:
         found = find_text(found, query.text)
     rows = read_entries(found[offset : offset + limit])
-    samples = [describe_sample(add_agent(row)) for row in rows]
-    return Page(len(entries), len(found), run.redactor().redact(samples))
+    samples = run.redactor().redact([describe_sample(add_agent(row)) for row in rows])
+    step, files = query.step, run.index.files
+    nearest = ""
+    if step is not None and files and not any(map(query.reads, files)):
+        best = min(files, key=lambda file: (abs(file.step - step), file.lane != query.lane))
+        nearest = f"{best.step} {best.lane}"
+    return Page(len(entries), len(found), samples, run.index.num_unread, nearest, sorted(run.index.damaged))
 
 
 def _hide_secrets(run: WatchedRun, news: Sequence[Event]) -> list[Event]:
@@ -287,11 +343,12 @@ def _hide_secrets(run: WatchedRun, news: Sequence[Event]) -> list[Event]:
 
 def _read_query(fields: Mapping[str, str]) -> tuple[Query, int, int]:
     """Return the query, the offset and the limit of the page's filters. Raise HTTPBadRequest."""
-    step, _, lane = fields.get("step", "").partition(" ")
+    step, group = fields.get("step"), fields.get("group")
     try:
         query = Query(
             step=int(step) if step else None,
-            lane=lane or None,
+            group=int(group) if group else None,
+            lane=_read_choice(fields, "lane", LANES) or None,
             reward=fields.get("reward") or None,
             reason=fields.get("reason") or None,
             shown=_read_choice(fields, "show", SHOWN),
@@ -303,7 +360,7 @@ def _read_query(fields: Mapping[str, str]) -> tuple[Query, int, int]:
         offset, limit = int(fields.get("offset", "0")), int(fields.get("limit", "40"))
     except ValueError as error:
         raise web.HTTPBadRequest(text=f"{error}\n") from None
-    return query, max(0, offset), max(1, min(limit, _MAX_SAMPLES))
+    return query, max(0, offset), max(0, min(limit, _MAX_SAMPLES))
 
 
 def _read_choice(fields: Mapping[str, str], name: str, choices: Sequence[str]) -> str:

@@ -81,6 +81,11 @@ def field(page: Page, name: str) -> Locator:
     return page.locator(f"#filters [name={name}]")
 
 
+def choose_step(page: Page, step: int, lane: str) -> None:
+    field(page, "step").fill(str(step))
+    field(page, "lane").select_option(lane)
+
+
 def titles(page: Page) -> list[str]:
     return page.locator(".sample h3").all_inner_texts()
 
@@ -96,14 +101,76 @@ def test_every_chart_has_points_inside_its_frame(opened):
     for wanted in ("Reward", "KL to the reference", "Entropy", "Completion length", "Rollout-trainer mismatch"):
         assert any(name.startswith(wanted) for name in names), names
     assert any("has_digit" in name for name in names), "components"
+    inked = """canvas => canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data
+      .some((value, index) => index % 4 === 3 && value > 0)"""
+    assert charts.count() > 8
     for chart in charts.all():
-        frame = chart.locator("svg").first.bounding_box()
-        points = chart.locator("svg").first.locator("circle, rect")
-        assert points.count() > 0
-        for point in points.all()[:5]:
-            box = point.bounding_box()
-            assert frame["x"] <= box["x"] <= frame["x"] + frame["width"]
-            assert frame["y"] <= box["y"] <= frame["y"] + frame["height"]
+        assert chart.locator("canvas").evaluate(inked)
+        assert " by step" in chart.locator(".plot").get_attribute("aria-label")
+
+
+def place(page: Page, figure: Locator, step: float, low: int = 0, high: int = 8) -> dict[str, float]:
+    """Where a step is in a chart."""
+    figure.scroll_into_view_if_needed()
+    box = figure.locator(".u-over").bounding_box()
+    return {"x": box["x"] + box["width"] * (step - low) / (high - low), "y": box["y"] + box["height"] / 2}
+
+
+def test_values_are_under_the_cursor_and_curves_are_switched_by_their_names(opened):
+    figure = opened.locator("figure").first
+    training, held_out = figure.locator(".legend button").all()
+    last = training.inner_text()
+    at = place(opened, figure, 2)
+    opened.mouse.move(at["x"], at["y"])
+    assert "step 2" in figure.locator("figcaption").inner_text()
+    assert training.inner_text() != last
+    assert opened.locator("figure").nth(2).locator("figcaption").inner_text().endswith("step 2"), "of all charts"
+    held_out.focus()
+    opened.keyboard.press("Enter")
+    assert held_out.get_attribute("aria-pressed") == "false"
+
+
+def test_a_drag_shows_a_part_of_the_run_in_all_charts(opened):
+    figure = opened.locator("figure").first
+    begin, end = place(opened, figure, 2), place(opened, figure, 5)
+    opened.mouse.move(**begin)
+    opened.mouse.down()
+    opened.mouse.move(**end, steps=4)
+    opened.mouse.up()
+    whole = opened.locator("figure").nth(2).get_by_role("button", name="whole run")
+    expect(whole).to_be_visible()
+    assert opened.evaluate("location.hash") == "", "it is no click on a step"
+    whole.click()
+    expect(figure.get_by_role("button", name="whole run")).to_be_hidden()
+
+
+def test_values_are_a_table_whose_steps_lead_to_samples(opened):
+    figure = opened.locator("figure").first
+    figure.locator("summary").click()
+    figure.locator("button.step", has_text="4").first.press("Enter")
+    assert all(title.startswith("Step 4, training") for title in titles(opened))
+    assert opened.evaluate("document.activeElement.id") == "trajectories-title"
+
+
+def test_the_address_has_the_filters(browser, recorded, opened):
+    choose_step(opened, 3, "train")
+    field(opened, "show").select_option("worst")
+    link = opened.evaluate("location.href")
+    other = opened.context.new_page()
+    other.goto(link)
+    assert titles(other) == titles(opened)
+    assert count(other) == 1
+
+
+def test_a_group_is_one_view(opened):
+    opened.get_by_role("button", name="Show the whole group").nth(8).click()
+    groups = opened.locator("#samples .group")
+    assert groups.count() == 1
+    answers = groups.locator(".sample")
+    assert answers.count() == 4
+    assert groups.get_by_text("Prompt", exact=True).count() == 1
+    tops = answers.evaluate_all("all => all.map(each => Math.round(each.getBoundingClientRect().top))")
+    assert len(set(tops)) == 1, "side by side"
 
 
 def test_summary_time_and_versions_are_shown(opened):
@@ -124,7 +191,7 @@ def test_filters_select_samples(opened):
     opened.get_by_role("button", name="Show 40 more").click()
     assert opened.locator(".sample").count() == 80
 
-    field(opened, "step").select_option("3 train")
+    choose_step(opened, 3, "train")
     assert 0 < count(opened) < total
     assert all(title.startswith("Step 3, training") for title in titles(opened))
     field(opened, "show").select_option("best")
@@ -167,8 +234,9 @@ def test_tables_are_sorted_by_their_heads(opened):
     opened.keyboard.press("Enter")
     assert rows.all_inner_texts() == sorted(rows.all_inner_texts(), reverse=True)
     assert table.locator("th[aria-sort]").get_attribute("aria-sort") == "descending"
-    table.get_by_role("button", name="seconds").click()
-    seconds = [float(text) for text in table.locator("tbody td:nth-child(2)").all_inner_texts()]
+    table.get_by_role("button", name="time").click()
+    cells = table.locator("tbody td:nth-child(2)")
+    seconds = cells.evaluate_all("all => all.map(each => Number(each.dataset.value))")
     assert seconds == sorted(seconds)
 
 
@@ -188,17 +256,13 @@ def test_keyboard_reaches_the_content_and_moves_between_samples(opened):
 def test_controls_have_names_and_charts_have_descriptions(opened):
     for control in opened.locator("input, select").all():
         assert control.evaluate("control => control.labels.length") == 1
-    for chart in opened.locator("svg[role=img]").all():
-        assert " by step" in chart.evaluate(
-            "svg => document.getElementById(svg.getAttribute('aria-labelledby')).textContent"
-        )
     identifiers = opened.evaluate("[...document.querySelectorAll('[id]')].map(each => each.id)")
     assert len(identifiers) == len(set(identifiers))
 
 
-_COLOURS = """() => ["body", ".quiet", "nav a", ".phase", ".tick"].map(name => {
+_COLOURS = """() => ["body", ".quiet", "nav a", ".phase"].map(name => {
     const style = getComputedStyle(document.querySelector(name));
-    return [name, name === ".tick" ? style.fill : style.color, getComputedStyle(document.body).backgroundColor];
+    return [name, style.color, getComputedStyle(document.body).backgroundColor];
 })"""
 
 
@@ -257,10 +321,13 @@ def test_hostile_text_is_shown_as_text(browser, tmp_path):
 
     opened = Opened(browser, write_page(run, tmp_path))
     page = opened.page
-    field(page, "step").select_option("9 train")
+    choose_step(page, 9, "train")
+    drawn = page.locator("#samples .text").evaluate_all("all => all.map(each => each.textContent)")
+    assert drawn == [HOSTILE, f"{HOSTILE} 0", f"{HOSTILE} 1"]
+    field(page, "texts").select_option("raw")
     assert titles(page) == ["Step 9, training, group 0, sample 0", "Step 9, training, group 0, sample 1"]
-    shown = page.locator(".sample pre").evaluate_all("all => all.map(each => each.textContent)")
-    assert shown == [HOSTILE, HOSTILE, f"{HOSTILE} 0", HOSTILE, HOSTILE, f"{HOSTILE} 1"]
+    shown = page.locator("#samples pre").evaluate_all("all => all.map(each => each.textContent)")
+    assert shown == [HOSTILE, HOSTILE, f"{HOSTILE} 0", f"{HOSTILE} 1"]
     shown = yaml.safe_load(page.locator("#job pre").evaluate("each => each.textContent"))
     assert (shown["metadata"]["name"], shown["spec"]["model"]) == (HOSTILE, job["spec"]["model"])
     for section in ("#failures", "#versions", "#curves", "#summary"):
@@ -268,4 +335,35 @@ def test_hostile_text_is_shown_as_text(browser, tmp_path):
     assert page.locator("h1").evaluate("each => each.textContent").startswith(HOSTILE)
     assert page.evaluate("window.hacked") is None
     assert page.locator("img").count() == 0
+    opened.close()
+
+
+MARKDOWN = """<think>First <b>2</b> + 2.</think># Answer
+- one `<i>code</i>`
+2. **two** <img src=x onerror='window.hacked = 3'>
+[a link](javascript:window.hacked=4)
+```html
+<script>window.hacked = 5</script>
+```
+the end"""
+
+
+def test_markdown_is_drawn_and_thinking_is_folded(browser, tmp_path):
+    run = shutil.copytree(RECORDED, tmp_path / "run")
+    written = episode(text=MARKDOWN, index=(0, 0, 0), results={}, score=0.5, advantage=0.25)
+    write_file(trajectory_file(run, 9, "train"), "train", 9, [Group(0, Prompt(0, "# Title", [1]), [written])])
+    opened = Opened(browser, write_page(run, tmp_path))
+    page = opened.page
+    choose_step(page, 9, "train")
+    text = page.locator(".sample .text")
+    assert text.locator("summary").inner_text() == "thinking, 19 characters"
+    assert not text.get_by_text("First <b>2</b> + 2.").is_visible()
+    text.locator("summary").click()
+    assert text.get_by_text("First <b>2</b> + 2.").is_visible()
+    assert text.locator("strong").all_inner_texts() == ["Answer", "two"]
+    assert text.locator("code").all_inner_texts() == ["<i>code</i>"]
+    assert text.locator("pre").all_inner_texts() == ["<script>window.hacked = 5</script>"]
+    assert [each.split()[0] for each in text.locator(".item").all_inner_texts()] == ["\u2022", "2."]
+    assert text.locator("a, img, script, i, b").count() == 0
+    assert page.evaluate("window.hacked") is None
     opened.close()

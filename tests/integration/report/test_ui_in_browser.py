@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -102,34 +104,42 @@ def choose(page: Page, name: str, value: str) -> None:
     page.locator(f"#filters [name={name}]").select_option(value)
 
 
+def choose_step(page: Page, step: int, lane: str) -> None:
+    page.locator("#filters [name=step]").fill(str(step))
+    choose(page, "lane", lane)
+
+
 def titles(page: Page) -> list[str]:
     return page.locator("#samples .sample h3").all_inner_texts()
 
 
 def test_long_answers_come_page_by_page(opened):
     page = opened.page
-    choose(page, "step", "9 train")
-    expect(page.locator("#count")).to_have_text(f"{NUM_SAMPLES} of {NUM_SAMPLES + 152} samples match")
+    expect(page.locator("#count")).to_have_text(f"{NUM_SAMPLES + 152} of {NUM_SAMPLES + 152} samples match")
+    choose_step(page, 9, "train")
+    expect(page.locator("#count")).to_have_text(f"{NUM_SAMPLES} of {NUM_SAMPLES} samples match")
     choose(page, "order", "slow")
     expect(page.locator(".sample h3").first).to_have_text(f"Step 9, training, group 0, sample {NUM_SAMPLES - 64}")
     assert page.locator(".sample").count() == 40
     page.get_by_role("button", name="Show 40 more").click()
     expect(page.locator(".sample")).to_have_count(80)
     choose(page, "reason", "timeout")
-    expect(page.locator("#count")).to_have_text(f"{NUM_SAMPLES // 64} of {NUM_SAMPLES + 152} samples match")
+    expect(page.locator("#count")).to_have_text(f"{NUM_SAMPLES // 64} of {NUM_SAMPLES} samples match")
     assert opened.num_bytes < MAX_PAGE_BYTES, "512 answers of 4,000 words are 18 MB"
 
 
 def test_point_of_a_curve_leads_to_the_samples_of_its_step(opened):
     page = opened.page
-    point = page.locator("#curves figure").first.locator("circle:not([data-lane])").nth(3)
-    point.scroll_into_view_if_needed()
-    point.click()
-    expect(page.locator("#count")).to_have_text(f"16 of {NUM_SAMPLES + 152} samples match")
-    assert all(title.startswith("Step 4, training") for title in titles(page))
+    over = page.locator("#curves figure").first.locator(".u-over")
+    over.scroll_into_view_if_needed()
+    box = over.bounding_box()
+    over.click(position={"x": box["width"] / 8 * 3, "y": 20})  # the axis ends at step 8, until a test adds one
+    expect(page.locator("#count")).to_have_text("16 of 16 samples match")
+    assert all(title.startswith("Step 3, training") for title in titles(page))
+    assert page.evaluate("location.hash") == "#step=3&lane=train"
     values = page.locator("#curves figure").first
     values.locator("summary").click()
-    values.locator("button.step[data-lane=eval]").last.press("Enter")
+    values.locator("button.step").last.press("Enter")
     expect(page.locator(".sample h3").first).to_contain_text("evaluation")
     assert page.evaluate("document.activeElement.id") == "trajectories-title"
 
@@ -206,29 +216,46 @@ def test_scored_samples_take_one_line_each_and_open_to_their_texts(browser, url,
     assert last.bounding_box()["height"] == first.bounding_box()["height"], "a long answer takes one line"
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     last.locator("summary").click()
-    assert last.locator(".sample pre").nth(-1).inner_text().strip() == ("word " * 500).strip()
+    assert last.locator(".sample .text").inner_text().strip() == ("word " * 500).strip()
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     opened.close()
 
 
 def test_new_step_is_announced_and_drawn(opened, runs):
     page = opened.page
-    expect(page.locator("#none-scored")).to_be_visible()
-    expect(page.locator("#feed")).to_be_hidden()
-    expect(page.locator("#announce")).to_have_text("live")
-    expect(page.locator("#waits")).to_contain_text("none answers")
-    before = page.locator("#curves figure").first.locator("circle:not([data-lane])").count()
+    expect(page.locator("#now")).to_be_hidden()
+    expect(page.locator("#announce")).to_contain_text("no head answers")
+    plot = page.locator("#curves figure").first.locator(".plot")
+    expect(plot).to_have_attribute("aria-label", re.compile("training: .* in 8 points"))
     append_records(runs / "letters" / "metrics.jsonl", [step_record(9, reward=0.9, time=2e9)])
     expect(page.locator("#announce")).to_have_text("step 9, reward 0.900", timeout=120_000)
-    points = page.locator("#curves figure").first.locator("circle:not([data-lane])")
-    expect(points).to_have_count(before + 1, timeout=120_000)
+    expect(plot).to_have_attribute("aria-label", re.compile("training: .* to 0.9 in 9 points"), timeout=120_000)
 
 
+@pytest.mark.parametrize("width", [1440, 1024, 390])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing(browser, url, scheme):
-    opened = Opened(browser, f"{url}?run=letters&with=other", color_scheme=scheme)
+def test_axe_finds_nothing_and_pictures_are_taken(browser, url, scheme, width, tmp_path):
+    """The pictures are in $PICTURES, if it is set."""
+    size = {"width": width, "height": 900}
+    opened = Opened(browser, f"{url}?run=letters&with=other", color_scheme=scheme, viewport=size)
     found = Axe().run(opened.page)
     assert found.violations_count == 0, found.generate_report()
+    assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
+    path = Path(os.environ.get("PICTURES", tmp_path)) / f"page-{width}-{scheme}.png"
+    opened.page.screenshot(path=path, full_page=True)
+    assert path.stat().st_size > 50_000
+    opened.close()
+
+
+def test_a_run_has_one_colour_everywhere(browser, url):
+    opened = Opened(browser, f"{url}?run=letters&with=other", viewport={"width": 1280, "height": 900})
+    colours = """all => all.map(each => [each.parentElement.textContent.trim().split(/[:\\s]/)[0],
+      getComputedStyle(each).borderTopColor])"""
+    own = ("letters", "other")
+    found = opened.page.eval_on_selector_all("#runs .swatch, .legend .swatch", colours)
+    by_run = {name: {colour for run, colour in found if run == name} for name in own}
+    assert {len(each) for each in by_run.values()} == {1}
+    assert by_run["letters"] != by_run["other"]
     opened.close()
 
 

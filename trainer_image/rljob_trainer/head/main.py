@@ -28,8 +28,8 @@ _STOP_SHARE = 0.75
 """Part of the Pod's grace period, at most, from a signal to the exit. Without it, the exit would wait for a library's
 thread, such as a download."""
 _FAIL_SECONDS = 10.0
-"""Maximum time from an error, or the end of what a signal stops, to the exit: a thread that waits for a dead Ray head
-never ends."""
+"""Maximum time from an error, the end of what a signal stops, or success to the exit: a thread that waits for a dead
+Ray head never ends."""
 _OPEN_FILES = 65_536
 """Each request in flight is a connection, and the usual soft limit is 1,024. Not the hard limit: some libraries iterate
 over all possible descriptors."""
@@ -102,6 +102,10 @@ def main() -> int:
         if not isinstance(error, RLJobError):
             log.exception("unexpected error")
         return end_program(*explain_end(error))
+    # A tracker's client may wait for its server, and trainers keep their GPUs while the head lives.
+    timer = threading.Timer(_FAIL_SECONDS, os._exit, [int(ExitCode.SUCCEEDED)])
+    timer.daemon = True
+    timer.start()
     return ExitCode.SUCCEEDED
 
 

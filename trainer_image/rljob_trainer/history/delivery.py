@@ -51,23 +51,26 @@ class Delivery:
         self.name = name
         self._connect, self._limits = connect, limits or DeliveryLimits()
         self._changed = threading.Condition()
-        self._queue: deque[tuple[float, Send]] = deque()
-        self._sending = False
-        self._num_sent = self._num_lost = self._num_failures = 0
+        self._queue: deque[tuple[float, Send, str]] = deque()
+        self._sending: str | None = None
+        """The key of the record that is sent now."""
+        self._url = ""
+        self.missed: list[str] = []
+        """Keys of the records that are lost."""
+        self._num_sent = self._num_failures = 0
         self._ends_at: float | None = None
         self._client: Closable | None = None
         self._thread = threading.Thread(target=self._run, name=f"tracker-{name}", daemon=True)
 
-    def submit(self, send: Send) -> None:
-        """Queue a call. If the queue is full, its oldest record is lost."""
+    def submit(self, send: Send, key: str = "") -> None:
+        """Queue a call. If the queue is full, its oldest record is lost. `key`: names the record that is sent."""
         with self._changed:
             if self._ends_at is not None:
-                self._lose(1, "it came after the end of the run")
+                self._lose(key, "it came after the end of the run")
                 return
             if len(self._queue) >= self._limits.max_waiting:
-                self._queue.popleft()
-                self._lose(1, f"{self._limits.max_waiting} records wait")
-            self._queue.append((time.monotonic(), send))
+                self._lose(self._queue.popleft()[2], f"{self._limits.max_waiting} records wait")
+            self._queue.append((time.monotonic(), send, key))
             if self._thread.ident is None:
                 self._thread.start()
             self._changed.notify_all()
@@ -90,44 +93,46 @@ class Delivery:
         if self._thread.ident is not None:
             self._thread.join(max(0.0, ends_at - time.monotonic()))
         with self._changed:
-            if remaining := self._count().waiting:
-                self._queue.clear()
-                self._sending = False
-                self._lose(remaining, "the run ended")
+            remaining = [] if self._sending is None else [self._sending]
+            for key in [*remaining, *(key for *_, key in self._queue)]:
+                self._lose(key, "the run ended")
+            self._queue.clear()
+            self._sending = None
         counts = self.counts()
         if counts.lost:
             log.warning("%s: %d records were sent, %d are lost", self.name, counts.sent, counts.lost)
 
     def _count(self) -> DeliveryCounts:
-        waiting = len(self._queue) + self._sending
-        return DeliveryCounts(sent=self._num_sent, lost=self._num_lost, waiting=waiting)
+        waiting = len(self._queue) + (self._sending is not None)
+        return DeliveryCounts(sent=self._num_sent, lost=len(self.missed), waiting=waiting, url=self._url)
 
-    def _lose(self, count: int, why: str) -> None:
-        if not self._num_lost:
+    def _lose(self, key: str, why: str) -> None:
+        if not self.missed:
             log.warning("%s: a record is lost, because %s; metrics.jsonl has it", self.name, why)
-        self._num_lost += count
+        self.missed.append(key)
 
     def _run(self) -> None:
         while (entry := self._take()) is not None:
-            outcome = self._deliver(*entry)
+            outcome = self._deliver(*entry[:2])
             with self._changed:
-                if self._sending:  # else close() has counted it as lost
-                    self._sending = False
+                if self._sending is not None:  # else close() has counted it as lost
+                    self._sending = None
                     if outcome is None:
                         self._num_sent += 1
                     else:
-                        self._lose(1, outcome)
+                        self._lose(entry[2], outcome)
                 self._changed.notify_all()
         self._disconnect()
 
-    def _take(self) -> tuple[float, Send] | None:
+    def _take(self) -> tuple[float, Send, str] | None:
         """Wait for the next record; None at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._ends_at is not None)
             if not self._queue:
                 return None
-            self._sending = True
-            return self._queue.popleft()
+            entry = self._queue.popleft()
+            self._sending = entry[2]
+            return entry
 
     def _deliver(self, submitted_at: float, send: Send) -> str | None:
         """Send one record. Return why it is lost, or None."""
@@ -137,6 +142,7 @@ class Delivery:
                 if client is None:
                     try:
                         client = self._client = self._connect()
+                        self._show_url(getattr(client, "url", None) or "")
                     except RefusedError as error:  # not the record's fault, and someone may correct the server
                         raise ConnectionError(str(error)) from error
                 send(client)
@@ -150,6 +156,11 @@ class Delivery:
                     log.info("%s answers again", self.name)
                 self._num_failures = 0
                 return None
+
+    def _show_url(self, url: str) -> None:
+        if url != self._url:
+            log.info("%s shows the run at %s", self.name, url)
+        self._url = url
 
     def _wait_after(self, error: Exception, submitted_at: float) -> str:
         """Wait before the next attempt. Return why there is none, else an empty text."""

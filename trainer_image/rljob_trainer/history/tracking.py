@@ -3,15 +3,19 @@ and MLflow.
 
 `delivery` sends: it calls a tracker always in one thread, so that it may wait. Invariants: a tracker never stops or
 delays training, and what it loses is counted and shown; a run keeps its id in a tracker for as long as its folder
-exists, so a restart continues it.
+exists, so a restart continues it. What trackers missed is named in the folder, and `rljob report --send` starts this
+module, which sends it.
 """
 
 import asyncio
+import json
+import logging
 import os
 import posixpath
 import re
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,8 +23,10 @@ from typing import Any, Protocol
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
+from rljob_api.read.pod_files import load_job_file
+from rljob_api.run.folder import FILE_JOB, FILE_METRICS
 from rljob_api.run.gauges import flatten, name_series
-from rljob_api.run.metrics import AnyRecord
+from rljob_api.run.metrics import AnyRecord, read_metrics
 from rljob_api.run.summaries import DeliveryCounts
 from rljob_api.wire.redaction import Redactor, find_values, redact_job
 from rljob_inputs.machine.installation import describe_tracker, has_module
@@ -28,6 +34,8 @@ from rljob_trainer.episodes.types import Group
 from rljob_trainer.history.delivery import Delivery, RefusedError
 from rljob_trainer.history.trajectory_log import to_text
 from rljob_trainer.run_folder.client import read_run_id
+
+log = logging.getLogger(__name__)
 
 W_AND_B_FINISH_SECONDS = 15.0
 """For the upload at the end. What is left is on the disk, for `wandb sync`."""
@@ -116,6 +124,7 @@ class WeightsAndBiases:
             # The console has the lines of all roles, which `rljob logs` shows.
             settings=wandb.Settings(console="off", finish_timeout=W_AND_B_FINISH_SECONDS),
         )
+        self.url = "" if self._run.offline else self._run.url
         self._run.define_metric("step", hidden=True)
         self._run.define_metric("*", step_metric="step")
 
@@ -209,10 +218,16 @@ class Trackers:
     """All trackers of a job."""
 
     def __init__(
-        self, deliveries: Sequence[Delivery] = (), redactor: Redactor | None = None, *, num_samples: int = 0
+        self,
+        deliveries: Sequence[Delivery] = (),
+        redactor: Redactor | None = None,
+        *,
+        num_samples: int = 0,
+        run_dir: Path | None = None,
     ) -> None:
-        """`num_samples`: of each step and evaluation, for the table of samples. `redactor`: hides the job's secrets."""
-        self._deliveries, self._num_samples = deliveries, num_samples
+        """`num_samples`: of each step and evaluation, for the table of samples. `redactor`: hides the job's secrets.
+        `run_dir`: keeps the names of records that a tracker missed. None: nothing does."""
+        self._deliveries, self._num_samples, self._run_dir = deliveries, num_samples, run_dir
         self._redactor = redactor or Redactor()
 
     def log(self, record: AnyRecord, groups: Sequence[Group] = ()) -> None:
@@ -220,7 +235,7 @@ class Trackers:
         tracked = TrackedRecord(
             name_series(record), record.step, flatten(record), samples=self._redactor.redact(samples)
         )
-        self._submit(lambda tracker: tracker.log(tracked))
+        self._submit(lambda tracker: tracker.log(tracked), name_record(record))
 
     def restart_at(self, step: int) -> None:
         self._submit(lambda tracker: tracker.restart_at(step))
@@ -237,10 +252,58 @@ class Trackers:
     async def close(self, seconds: float = CLOSE_SECONDS) -> None:
         ends_at = time.monotonic() + seconds
         await asyncio.gather(*(asyncio.to_thread(delivery.close, ends_at) for delivery in self._deliveries))
+        missed = {each.name: found for each in self._deliveries if (found := [*filter(None, each.missed)])}
+        if self._run_dir is not None and missed:
+            known = _read_missed(self._run_dir)
+            _write_missed(self._run_dir, known | {name: known.get(name, []) + keys for name, keys in missed.items()})
 
-    def _submit(self, send: Callable[[Tracker], None]) -> None:
+    def _submit(self, send: Callable[[Tracker], None], key: str = "") -> None:
         for delivery in self._deliveries:
-            delivery.submit(send)
+            delivery.submit(send, key)
+
+
+_FILE_MISSED = "missed-records.json"
+
+
+def name_record(record: AnyRecord) -> str:
+    return f"{name_series(record)} {record.step}"
+
+
+def _read_missed(run_dir: Path) -> dict[str, list[str]]:
+    """Return the names of the records that each tracker missed; empty if there is no such file, or it is damaged."""
+    try:
+        found: dict[str, list[str]] = json.loads((run_dir / _FILE_MISSED).read_text())
+    except (OSError, ValueError):
+        return {}
+    return found
+
+
+def _write_missed(run_dir: Path, missed: Mapping[str, Sequence[str]]) -> None:
+    try:
+        (run_dir / _FILE_MISSED).write_text(json.dumps(missed) + "\n")
+    except OSError as error:
+        log.warning("what trackers missed cannot be kept: %s", error)
+
+
+def send_missed(run_dir: Path) -> Iterator[str]:
+    """Send what the trackers of a run missed, from its metrics.jsonl. Yield what was done with each tracker."""
+    job = load_job_file(run_dir / FILE_JOB)
+    records = {name_record(each): each for each in read_metrics(run_dir / FILE_METRICS).records}
+    missed, connects = _read_missed(run_dir), find_trackers(job, run_dir)
+    for name, keys in list(missed.items()):
+        found = [records[key] for key in dict.fromkeys(keys) if key in records]
+        try:
+            tracker = connects[name]()
+            for each in found:
+                numbers = flatten(each)
+                tracker.log(TrackedRecord(name_series(each), each.step, numbers, time=each.time or time.time()))
+            tracker.close()
+        except Exception as error:  # unknown errors of libraries, as in `delivery`
+            yield f"{name}: {len(found)} records wait on: {type(error).__name__}: {error}"
+            continue
+        del missed[name]
+        _write_missed(run_dir, missed)
+        yield f"{name}: {len(found)} records were sent"
 
 
 def describe_samples(step: int, groups: Sequence[Group], count: int) -> list[tuple[Any, ...]]:
@@ -273,20 +336,33 @@ def _shorten(value: Any) -> str:
 
 def build_trackers(job: RLJob, run_dir: Path) -> Trackers:
     """Return the trackers of spec.tracking. Raise UserError if one cannot work here."""
-    tracking, run_id = job.spec.tracking, read_run_id(run_dir)
+    tracking = job.spec.tracking
     for package, field_name in tracking.packages.items():
         if not has_module(package):
             raise UserError(f"spec.tracking.{field_name} {describe_tracker(package)}, or use RLJob's own image")
-    deliveries: list[Delivery] = []
-    if tracking.tensorboard:
-        deliveries.append(Delivery("tensorboard", partial(TensorBoard, run_dir / "tensorboard")))
-    if tracking.wandb_project:
-        deliveries.append(Delivery("wandb", partial(WeightsAndBiases, job, run_dir, run_id)))
-    if tracking.mlflow_experiment:
-        if not os.environ.get("MLFLOW_TRACKING_URI"):
-            raise UserError(
-                "spec.tracking.mlflowExperiment is set, but MLFLOW_TRACKING_URI is not; set it in spec.head.env"
-            )
-        deliveries.append(Delivery("mlflow", partial(MlFlow, job, run_id)))
+    if tracking.mlflow_experiment and not os.environ.get("MLFLOW_TRACKING_URI"):
+        raise UserError(
+            "spec.tracking.mlflowExperiment is set, but MLFLOW_TRACKING_URI is not; set it in spec.head.env"
+        )
+    deliveries = [Delivery(name, connect) for name, connect in find_trackers(job, run_dir).items()]
     redactor = Redactor(find_values(job.to_manifest()))
-    return Trackers(deliveries, redactor, num_samples=tracking.wandb_samples if tracking.wandb_project else 0)
+    num_samples = tracking.wandb_samples if tracking.wandb_project else 0
+    return Trackers(deliveries, redactor, num_samples=num_samples, run_dir=run_dir)
+
+
+def find_trackers(job: RLJob, run_dir: Path) -> dict[str, Callable[[], Tracker]]:
+    """Return what connects to each tracker of spec.tracking."""
+    tracking, run_id = job.spec.tracking, read_run_id(run_dir)
+    found: dict[str, Callable[[], Tracker]] = {}
+    if tracking.tensorboard:
+        found["tensorboard"] = partial(TensorBoard, run_dir / "tensorboard")
+    if tracking.wandb_project:
+        found["wandb"] = partial(WeightsAndBiases, job, run_dir, run_id)
+    if tracking.mlflow_experiment:
+        found["mlflow"] = partial(MlFlow, job, run_id)
+    return found
+
+
+if __name__ == "__main__":
+    for line in send_missed(Path(sys.argv[1])):
+        print(line, flush=True)

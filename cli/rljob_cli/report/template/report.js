@@ -1,9 +1,11 @@
-// Filters and sorts what the page already holds; a live page asks its server instead, and shows what changes. Text of
-// the run is only ever set as text. What a live page replaces is its own template, rendered and escaped by its server.
+// Draws curves; filters and sorts what the page already holds. A live page asks its server instead, and shows what
+// changes. Text of the run is only ever set as text. What a live page replaces is its own template, rendered and escaped
+// by its server.
 "use strict";
 (() => {
   const PAGE_SIZE = 40;
   const SCORED = 100;
+  const ENDED = "no head answers: the run has ended, or another user or machine runs it";
   const data = JSON.parse(document.getElementById("data").textContent);
   const live = data.live ?? null;
   const samples = data.samples ?? [];
@@ -52,7 +54,7 @@
     const low = value.low === "" ? null : Number(value.low);
     const high = value.high === "" ? null : Number(value.high);
     let kept = samples.filter((sample) => {
-      if (value.step && place(sample) !== value.step) return false;
+      if (["step", "lane", "group"].some((name) => value[name] && String(sample[name]) !== value[name])) return false;
       if (value.reward && !sample.rewards.some((each) => each.name === value.reward)) return false;
       if (value.reason && !sample.rewards.some((each) => each.reason === value.reason && (!value.reward || each.name === value.reward))) return false;
       if (value.show === "invalid" && !isInvalid(sample, value.reward)) return false;
@@ -75,9 +77,29 @@
     return kept;
   };
 
-  const textBlock = (title, text) => [
+  // Markdown, line by line: marks become elements, and all else stays the text that it is.
+  const inline = (text) => text.split(/(`[^`]+`|\*\*[^*]+\*\*)/).map((part, index) =>
+    index % 2 === 0 ? part : part[0] === "`" ? element("code", { textContent: part.slice(1, -1) })
+      : element("strong", { textContent: part.slice(2, -2) }));
+  const drawMarkdown = (text) => text.split(/^(```.*\n[^]*?^```.*$)/m).flatMap((block, index) => {
+    if (index % 2) return [element("pre", { textContent: block.split("\n").slice(1, -1).join("\n") })];
+    return block.split("\n").map((line) => {
+      const title = /^#{1,6} (.*)/.exec(line);
+      if (title) return element("div", {}, element("strong", {}, ...inline(title[1])));
+      const item = /^\s*(?:[-*+]|(\d+[.)])) (.*)/.exec(line);
+      return item ? element("div", { className: "item" }, `${item[1] ?? "\u2022"} `, ...inline(item[2]))
+        : element("div", {}, ...(line ? inline(line) : ["\u00a0"]));
+    });
+  });
+  const drawText = (text) => {
+    const parts = text.split(/<think>([^]*?)(?:<\/think>|$)|^((?:(?!<think>)[^])*?)<\/think>/);
+    return parts.flatMap((part, index) => !part?.trim() ? [] : index % 3 === 0 ? drawMarkdown(part) : [
+      element("details", {}, element("summary", { textContent: `thinking, ${part.length} characters` }), ...drawMarkdown(part))]);
+  };
+  const textBlock = (title, text, isDrawn) => [
     element("h4", { textContent: title }),
-    element("pre", { textContent: text, tabIndex: 0 }),
+    isDrawn && form.elements.texts.value === "" ? element("div", { className: "text", tabIndex: 0 }, ...drawText(text))
+      : element("pre", { textContent: text, tabIndex: 0 }),
   ];
 
   const rewardRow = (result) => {
@@ -96,17 +118,31 @@
     facts.append(`score ${number(sample.score)}, advantage ${number(sample.advantage)}, ${sample.tokens} tokens`);
     for (const [name, holds] of [["invalid", isInvalid(sample)], ["truncated", sample.truncated]])
       if (holds) facts.append(element("span", { className: `badge ${name}`, textContent: name }));
-    const prompt = element("div", {}, ...textBlock("Prompt", sample.prompt));
-    if (sample.truth !== null) prompt.append(...textBlock("Ground truth", sample.truth));
-    const completion = element("div", {}, ...textBlock("Completion", sample.completion));
     const head = element("tr", {}, ...["reward", "score", "components, or why it is invalid", "latency", "attempts"].map(
       (name) => element("th", { scope: "col", textContent: name })));
-    const table = element("table", {}, element("thead", {}, head), element("tbody", {}, ...sample.rewards.map(rewardRow)));
+    const table = element("table", { tabIndex: 0 }, element("thead", {}, head), element("tbody", {}, ...sample.rewards.map(rewardRow)));
     return element(
       "article", { className: "sample", tabIndex: -1 }, element("h3", { textContent: title }), facts,
-      element("div", { className: "texts" }, prompt, completion), table,
+      ...textBlock("Completion", sample.completion, true), table,
     );
   };
+  const promptOf = (sample) => element("div", {}, ...textBlock("Prompt", sample.prompt, true),
+    ...(sample.truth === null ? [] : textBlock("Ground truth", sample.truth)));
+
+  // The samples of one group stand side by side below their prompt, as far as they follow each other.
+  const append = (rows) => rows.forEach((sample) => {
+    const key = `${place(sample)} ${sample.group} ${sample.prompt}`;
+    if (list.lastElementChild?.key !== key) {
+      const whole = element("button", { type: "button", textContent: "Show the whole group" });
+      whole.addEventListener("click", () => showOnly({ step: sample.step, lane: sample.lane, group: sample.group }));
+      const answers = element("div", { className: "answers", tabIndex: 0 });
+      answers.setAttribute("role", "region");
+      const title = `Group ${sample.group} of step ${sample.step}, ${laneName(sample.lane)}`;
+      answers.setAttribute("aria-label", `Answers: ${title}`);
+      list.append(element("div", { className: "group", key }, element("h3", { textContent: title }), promptOf(sample), ...(form.elements.group.value ? [] : [whole]), answers));
+    }
+    list.lastElementChild.lastElementChild.append(card(sample));
+  });
 
   const updateMore = () => {
     more.hidden = shown >= matching;
@@ -115,46 +151,91 @@
 
   const showMore = async () => {
     if (live) return ask();
-    list.append(...found.slice(shown, shown + PAGE_SIZE).map(card));
+    append(found.slice(shown, shown + PAGE_SIZE));
     shown = Math.min(found.length, shown + PAGE_SIZE);
     updateMore();
   };
 
-  // A live page gets its samples page by page; an answer that a newer question has overtaken is dropped.
-  const ask = async () => {
-    const number = ++asked;
+  const question = async (offset, limit) => {
     const query = new URLSearchParams(new FormData(form));
-    query.set("offset", shown);
-    query.set("limit", PAGE_SIZE);
-    count.textContent = "searching";
-    let answer;
+    query.set("offset", offset);
+    query.set("limit", limit);
     try {
       const response = await fetch(`samples?${live.query}&${query}`);
-      answer = response.ok ? await response.json() : { error: await response.text() };
+      return response.ok ? await response.json() : { error: await response.text() };
     } catch (error) {
-      answer = { error: "the server does not answer" };
+      return { error: "the server does not answer" };
     }
+  };
+  const describe = (answer) => [
+    `${answer.matching} of ${answer.total} samples match`,
+    ...(answer.unread ? [`${answer.unread} more steps are read`] : []),
+    ...(answer.nearest ? [`the nearest step with samples is ${answer.nearest.split(" ")[0]}`] : []),
+    ...(answer.damaged.length ? [`cannot be read: ${answer.damaged.join(", ")}`] : []),
+  ].join("; ");
+
+  // A live page gets its samples page by page; an answer that a newer question has overtaken is dropped.
+  const ask = async (isClick) => {
+    const number = ++asked;
+    count.textContent = "searching";
+    let answer = await question(shown, PAGE_SIZE);
     if (number !== asked) return;
-    if (answer.error) {
-      count.textContent = answer.error;
-      return;
+    if (!answer.error && isClick && answer.nearest) return showOnly(placeFields(answer.nearest));
+    if (!answer.error) {
+      if (shown === 0) list.replaceChildren();
+      append(answer.samples);
+      shown += answer.samples.length;
     }
-    if (shown === 0) list.replaceChildren();
-    list.append(...answer.samples.map(card));
-    shown += answer.samples.length;
-    matching = answer.samples.length ? answer.matching : shown;
-    updateMore();
-    count.textContent = `${answer.matching} of ${answer.total} samples match`;
+    const hadUnread = answer.unread;
+    while (!answer.error) {
+      matching = answer.matching;
+      updateMore();
+      count.textContent = describe(answer);
+      if (!answer.unread) break;
+      answer = await question(0, 0);
+      if (number !== asked) return;
+    }
+    if (answer.error) count.textContent = answer.error;
+    else if (hadUnread && shown <= PAGE_SIZE && (form.elements.order.value || shown < matching)) refresh();
+  };
+  const placeFields = (text) => ({ step: parseInt(text, 10), lane: text.split(" ")[1] });
+
+  // The address has the filters, so that a link to what is shown can be sent.
+  const writeAddress = () => {
+    const given = [...new FormData(form)].filter(([, value]) => value !== "");
+    if (given.length || location.hash.includes("="))
+      history.replaceState(null, "", given.length ? `#${new URLSearchParams(given)}` : location.pathname + location.search);
+  };
+  const readAddress = () => {
+    if (!location.hash.includes("=")) return false;
+    form.reset();
+    for (const [name, value] of new URLSearchParams(location.hash.slice(1)))
+      if (form.elements[name]) form.elements[name].value = value;
+    return true;
   };
 
-  const refresh = () => {
+  const refresh = (isClick) => {
+    writeAddress();
     shown = 0;
-    if (live) return ask();
+    if (live) return ask(isClick === true);
     found = select();
     matching = found.length;
     list.replaceChildren();
     showMore();
     count.textContent = `${found.length} of ${samples.length} samples match`;
+  };
+  const goToSamples = () => {
+    const title = document.getElementById("trajectories-title");
+    title.tabIndex = -1;
+    title.focus();
+    title.scrollIntoView();
+  };
+  const showOnly = (fields, isClick) => {
+    const texts = form.elements.texts.value;
+    form.reset();
+    for (const [name, value] of Object.entries({ ...fields, texts })) form.elements[name].value = value;
+    goToSamples();
+    return refresh(isClick);
   };
 
   let typing;
@@ -164,15 +245,18 @@
     else refresh();
   });
   form.addEventListener("submit", (event) => event.preventDefault());
-  form.addEventListener("reset", () => setTimeout(refresh));
+  form.querySelector("[type=reset]").addEventListener("click", () => setTimeout(refresh));
   more.addEventListener("click", showMore);
+  const isLink = readAddress();
   refresh();
+  if (isLink) goToSamples();
+  addEventListener("hashchange", () => readAddress() && refresh());
 
   // j and k move between samples, unless a field has the focus.
   document.addEventListener("keydown", (event) => {
     const isTyping = /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName);
     if (isTyping || event.ctrlKey || event.metaKey || event.altKey || !["j", "k"].includes(event.key)) return;
-    const cards = [...list.children];
+    const cards = [...list.querySelectorAll(".sample")];
     const current = cards.indexOf(document.activeElement.closest(".sample"));
     const next = cards[event.key === "j" ? Math.min(current + 1, cards.length - 1) : Math.max(current - 1, 0)];
     if (next) next.focus();
@@ -181,34 +265,173 @@
   // A point of a curve leads to the samples of its step, or of the nearest one that has some.
   const showStep = (step, lane, run) => {
     if (run && live && run !== live.run) {
-      location.href = `?${new URLSearchParams({ run })}#step=${step} ${lane}`;
+      location.href = `?${new URLSearchParams({ run })}#${new URLSearchParams({ step, lane })}`;
       return;
     }
-    const places = [...form.elements.step.options].map((option) => option.value).filter(Boolean);
-    const distance = (value) => Math.abs(parseInt(value, 10) - step) + (value.endsWith(lane) ? 0 : 0.25);
-    const nearest = places.reduce((best, value) => (best === null || distance(value) < distance(best) ? value : best), null);
-    if (nearest === null) return;
-    form.elements.step.value = nearest;
-    refresh();
-    const title = document.getElementById("trajectories-title");
-    title.tabIndex = -1;
-    title.focus();
-    title.scrollIntoView();
+    const distance = (sample) => Math.abs(sample.step - step) + (sample.lane === lane ? 0 : 0.25);
+    const nearest = samples.reduce((best, each) => (best === null || distance(each) < distance(best) ? each : best), null);
+    if (live) showOnly({ step, lane }, true);
+    else if (nearest) showOnly({ step: nearest.step, lane: nearest.lane });
   };
-  document.getElementById("curves").addEventListener("click", (event) => {
-    const button = event.target.closest("button.step");
-    const { lane = "train", run = "" } = (button ?? event.target).dataset;
-    if (button) return showStep(Number(button.dataset.step), lane, run);
-    const chart = event.target.closest("svg[data-steps]");
-    if (!chart) return;
-    const [low, left, high, right] = chart.dataset.steps.split(" ").map(Number);
-    const point = new DOMPoint(event.clientX, event.clientY).matrixTransform(chart.getScreenCTM().inverse());
-    const isPoint = event.target.matches("circle");
-    const x = isPoint ? Number(event.target.getAttribute("cx")) : point.x;
-    const share = right === left ? 0 : Math.min(1, Math.max(0, (x - left) / (right - left)));
-    const hasTraining = chart.querySelector("polyline.line:not(.held-out), rect.area") !== null;
-    showStep(low + share * (high - low), isPoint || hasTraining ? lane : "eval", run);
+
+  // Charts. A run has its colour everywhere; else a curve has its own, and one that is held out is dashed.
+  const charts = document.getElementById("charts");
+  const plots = new Map();
+  const DASHES = [[], [2, 3], [10, 3, 2, 3]];
+  const colour = (index) => (index < 8 ? `var(--c${index})` : `hsl(${(137.5 * index) % 360} 60% 50%)`);
+  const paint = (text) => text.replace(/^var\((.*)\)$/, (_, name) => getComputedStyle(document.documentElement).getPropertyValue(name));
+  const styleOf = (chart, curve, index) => {
+    const own = chart.curves.filter((each) => each.run === curve.run && !each.eval);
+    const dash = curve.eval ? [6, 4] : curve.run ? DASHES[own.indexOf(curve) % DASHES.length] : [];
+    return [colour(curve.run ? live.colours[curve.run] : index), dash];
+  };
+  const showColours = () => document.querySelectorAll(".swatch[data-colour]").forEach((each) =>
+    (each.style.borderColor = colour(Number(each.dataset.colour))));
+  const columnsOf = (chart) => {
+    if (!chart.stacked)
+      return uPlot.join(chart.curves.map((curve) => [curve.x, curve.y, ...(curve.low.length ? [curve.low, curve.high] : [])]));
+    let below = chart.curves[0].x.map(() => 0);
+    const sums = chart.curves.map((curve) => (below = below.map((value, index) => value + curve.y[index])));
+    return [chart.curves[0].x, ...sums.reverse()];
+  };
+  // The value of a curve at a step, or at the last one before that it has.
+  const show = (curve, index) => number(curve.y[index])
+    + (curve.low.length ? ` (${number(curve.low[index])} to ${number(curve.high[index])})` : "");
+  const valueAt = (curve, step) => {
+    const index = curve.x.findLastIndex((each) => each <= step);
+    return index < 0 ? "" : show(curve, index);
+  };
+  const fillValues = (details, chart) => {
+    const rows = chart.curves.flatMap((curve) => curve.x.map((step, index) => {
+      const button = element("button", { type: "button", className: "step", textContent: step });
+      button.addEventListener("click", () => showStep(step, curve.eval ? "eval" : "train", curve.run));
+      return element("tr", {}, ...[curve.name, button, show(curve, index)].map((cell) => element("td", {}, cell)));
+    }));
+    const head = ["curve", "step", "value"].map((name) => element("th", { scope: "col", textContent: name }));
+    const region = element("div", { className: "scroll", tabIndex: 0 }, element("table", { className: "numbers" },
+      element("thead", {}, element("tr", {}, ...head)), element("tbody", {}, ...rows)));
+    region.setAttribute("role", "region");
+    region.setAttribute("aria-label", `Values of ${chart.title}`);
+    details.replaceChildren(details.firstElementChild, region);
+  };
+  const drawChart = (chart) => {
+    const area = element("div", { className: "plot" });
+    const at = element("span", { className: "quiet" });
+    const whole = element("button", { type: "button", textContent: "whole run", hidden: true });
+    const unit = element("span", { className: "quiet", textContent: [chart.unit, chart.note].filter(Boolean).join("; ") });
+    const legend = element("ul", { className: "legend" });
+    const values = element("details", {}, element("summary", { textContent: "Values" }));
+    const figure = element("figure", {}, element("figcaption", {}, whole, `${chart.title} `, unit, " ", at), area, legend, values);
+    charts.append(figure);
+    const shown = { chart, figure, key: keyOf(chart) };
+    const columns = [{}];
+    const bands = [];
+    const texts = chart.curves.map((curve, index) => {
+      const [own, dash] = styleOf(chart, curve, index);
+      const stroke = () => paint(own);
+      const first = columns.length;
+      const points = { show: curve.x.length <= 80, size: 6, fill: stroke };
+      const line = chart.stacked ? { fill: stroke, paths: uPlot.paths.bars({ size: [0.8, 36] }), points: { show: false } }
+        : { stroke, width: 2, dash, spanGaps: true, points };
+      columns.push({ ...line, label: curve.name });
+      if (curve.low.length && !chart.stacked) {
+        columns.push(...[1, 2].map(() => ({ stroke: "transparent", spanGaps: true, points: { show: false } })));
+        bands.push({ series: [first + 2, first + 1], fill: () => `color-mix(in srgb, ${paint(own)} 22%, transparent)` });
+      }
+      const swatch = element("span", { className: "swatch" });
+      Object.assign(swatch.style, { borderColor: own, borderTopStyle: dash.length ? "dashed" : "solid" });
+      const text = element("b", {});
+      const button = element("button", { type: "button" }, swatch, ` ${curve.name} `, text);
+      button.setAttribute("aria-pressed", "true");
+      button.addEventListener("click", () => {
+        const show = button.getAttribute("aria-pressed") === "false";
+        button.setAttribute("aria-pressed", String(show));
+        const numbers = chart.stacked ? [chart.curves.length - index] : curve.low.length ? [first, first + 1, first + 2] : [first];
+        numbers.forEach((each) => plot.setSeries(each, { show }));
+      });
+      legend.append(element("li", {}, button));
+      return text;
+    });
+    if (chart.stacked) columns.splice(1, columns.length, ...columns.slice(1).reverse());
+    const point = (plotted) => {
+      const step = plotted.cursor.idx === null || plotted.cursor.idx === undefined ? null : plotted.data[0][plotted.cursor.idx];
+      at.textContent = step === null ? "" : `step ${step}`;
+      shown.chart.curves.forEach((curve, index) => (texts[index].textContent = valueAt(curve, step ?? Infinity)));
+    };
+    const describeChart = () => area.setAttribute("aria-label", `${chart.title} by step (${chart.unit}). ${shown.chart.curves.map(
+      (curve) => `${curve.name}: ${number(curve.y[0])} to ${number(curve.y.at(-1))} in ${curve.x.length} points`).join(", ")}`);
+    const axis = { stroke: () => paint("var(--quiet)"), grid: { stroke: () => paint("var(--line)"), width: 1 }, ticks: { show: false } };
+    const range = (_, low, high) => {
+      if (low === null || (low === 0 && high === 0)) return [0, 1];
+      if (chart.share) return [Math.min(0, low), Math.max(1, high)];
+      return uPlot.rangeNum(chart.stacked ? 0 : low, high, 0.1, true);
+    };
+    const edge = chart.stacked ? 0.6 : 0;
+    const plot = new uPlot({
+      width: area.clientWidth || 300, height: 200, padding: [8, 24, 0, 0], legend: { show: false },
+      cursor: { y: false, sync: { key: "steps" } }, series: columns, bands,
+      scales: { x: { time: false, range: (_, low, high) => (low === high ? [low - 1, high + 1] : [low - edge, high + edge]) }, y: { range } },
+      axes: [{ ...axis, size: 28, values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? String(tick) : "")) },
+        { ...axis, size: 58, values: (_, ticks) => ticks.map(number) }],
+      hooks: { setCursor: [point], setScale: [(plotted, name) => {
+        const steps = plotted.data[0];
+        if (name === "x") whole.hidden = plotted.scales.x.min <= steps[0] && plotted.scales.x.max >= steps.at(-1);
+      }] },
+    }, columnsOf(chart), area);
+    area.setAttribute("role", "img");
+    whole.addEventListener("click", () => plots.forEach(({ plot: each }) => each.setData(each.data)));
+    plot.over.addEventListener("click", () => {
+      const index = plot.cursor.idx;
+      if (index === null || index === undefined) return;
+      const step = plot.data[0][index];
+      const near = shown.chart.curves.filter((curve) => curve.x.includes(step));
+      const distance = (curve) => chart.stacked ? 0 : Math.abs(plot.valToPos(curve.y[curve.x.indexOf(step)], "y") - plot.cursor.top);
+      const curve = near.sort((a, b) => distance(a) - distance(b))[0];
+      if (curve) showStep(step, curve.eval ? "eval" : "train", curve.run);
+    });
+    values.addEventListener("toggle", () => values.open && fillValues(values, shown.chart));
+    new ResizeObserver(() => area.clientWidth && plot.setSize({ width: area.clientWidth, height: 200 })).observe(area);
+    const update = () => {
+      point(plot);
+      describeChart();
+    };
+    update();
+    plots.set(chart.title, Object.assign(shown, { plot, values, whole, unit, update }));
+  };
+  const keyOf = (chart) => JSON.stringify(chart.curves.map((curve) => [curve.name, curve.low.length > 0]));
+  const drawCharts = (all) => {
+    document.getElementById("no-curves").hidden = all.length > 0;
+    for (const [title, { figure, plot }] of plots) {
+      if (all.some((chart) => chart.title === title)) continue;
+      plot.destroy();
+      figure.remove();
+      plots.delete(title);
+    }
+    for (const chart of all) {
+      const shown = plots.get(chart.title);
+      if (shown?.key !== keyOf(chart)) {
+        shown?.plot.destroy();
+        drawChart(chart);
+        shown?.figure.replaceWith(plots.get(chart.title).figure);
+        continue;
+      }
+      shown.chart = chart;
+      shown.unit.textContent = [chart.unit, chart.note].filter(Boolean).join("; ");
+      shown.plot.setData(columnsOf(chart), shown.whole.hidden);
+      shown.update();
+      if (shown.values.open && !shown.values.contains(document.activeElement)) fillValues(shown.values, chart);
+    }
+  };
+  drawCharts(data.charts);
+  showColours();
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => plots.forEach(({ plot }) => plot.redraw()));
+
+  // What is wider than the window is reached with the keyboard.
+  const reachTables = () => document.querySelectorAll("main table").forEach((each) => {
+    if (each.scrollWidth > each.clientWidth) each.tabIndex = 0;
   });
+  addEventListener("resize", reachTables);
+  reachTables();
 
   // Sortable tables: a button in each column's head; a second click reverses the order.
   const cellValue = (row, index) => {
@@ -246,8 +469,9 @@
     const waiting = [];
     let isPaused = false;
     let replacing = null;
+    let wasRunning = null;
 
-    const sections = ["runs", "summary", "curves", "time", "failures", "versions"];
+    const sections = ["runs", "summary", "time", "failures", "versions"];
     const current = new Map(sections.map((id) => [id, document.getElementById(id).innerHTML]));
 
     // A section is replaced when it differs, unless the reader is in it; open details stay open.
@@ -275,17 +499,25 @@
 
     const replaceAll = async () => {
       replacing = null;
-      const response = await fetch(live.page).catch(() => null);
+      const response = await fetch(live.sections).catch(() => null);
       if (!response?.ok) return;
       const other = new DOMParser().parseFromString(await response.text(), "text/html");
       document.querySelector("h1").replaceChildren(...other.querySelector("h1").childNodes);
       document.title = other.title;
-      for (const name of ["step", "reward", "reason"]) {
+      for (const name of ["reward", "reason"]) {
         const value = form.elements[name].value;
         form.elements[name].replaceChildren(...other.querySelector(`#filters [name=${name}]`).childNodes);
         form.elements[name].value = value;
       }
       const isDone = sections.map((id) => replaceSection(id, other.getElementById(id)));
+      showColours();
+      reachTables();
+      const answer = await question(0, 0);
+      if (!answer.error && count.textContent !== "searching") {
+        matching = answer.matching;
+        updateMore();
+        count.textContent = describe(answer);
+      }
       if (isDone.includes(false)) document.addEventListener("focusout", replaceSoon, { once: true });
     };
     const replaceSoon = () => {
@@ -298,7 +530,7 @@
       const slowest = known.reduce((best, each) => (best === null || each.latency > best.latency ? each : best), null);
       const texts = element("details", {}, element("summary", { textContent: sample.completion.slice(0, 200).trim() || "(empty)" }));
       texts.addEventListener("toggle", () => {
-        if (texts.open && texts.children.length === 1) texts.append(card(sample));
+        if (texts.open && texts.children.length === 1) texts.append(promptOf(sample), card(sample));
       });
       const cells = [
         number(sample.score), slowest ? `${seconds(slowest.latency)} (${slowest.name})` : "-", reasons.join(", ") || "-",
@@ -307,13 +539,26 @@
       return element("tr", {}, element("th", { scope: "row", textContent: name }), ...cells, element("td", { className: "rest" }, texts));
     };
 
+    // Adds the points that the page does not have. What misses some before them is loaded again as a whole.
+    const extend = (tails) => {
+      const now = tails.map((chart) => ({ ...chart, curves: chart.curves.map((tail) => {
+        const known = plots.get(chart.title)?.chart.curves.find((curve) => curve.name === tail.name);
+        if ((known?.x.length ?? 0) < tail.from) location.reload();
+        const join = (name) => [...(known?.[name].slice(0, tail.from) ?? []), ...tail[name]];
+        return { ...tail, x: join("x"), y: join("y"), low: join("low"), high: join("high") };
+      }) }));
+      drawCharts(now);
+    };
+
     const actions = {
-      records: ({ lines }) => {
+      records: ({ lines, charts: tails }) => {
         announce.textContent = lines.at(-1) ?? "";
+        extend(tails);
         replaceSoon();
       },
-      restarted: () => {
+      restarted: ({ charts: all }) => {
         announce.textContent = "the run continues from an earlier step";
+        extend(all);
         replaceSoon();
       },
       samples: ({ samples: rows, lost }) => {
@@ -324,31 +569,28 @@
         if (lost) document.getElementById("lost").textContent = `${lost} samples were scored meanwhile that are not shown`;
       },
       status: ({ is_running: isRunning, rows }) => {
-        const shownRows = isRunning ? rows : [["head", "none answers: the run has ended, or another user or machine runs it"]];
-        document.getElementById("waits").tBodies[0].replaceChildren(...shownRows.map(([who, what]) =>
+        if (isRunning !== wasRunning) announce.textContent = isRunning ? "live" : ENDED;
+        wasRunning = isRunning;
+        for (const id of ["now", "to-now"]) document.getElementById(id).hidden = !isRunning;
+        document.getElementById("waits").tBodies[0].replaceChildren(...rows.map(([who, what]) =>
           element("tr", {}, element("th", { scope: "row", textContent: who }), element("td", { textContent: what }))));
       },
     };
-    const act = (kind, text) => (isPaused ? keep(kind, text) : actions[kind](JSON.parse(text)));
-    // However long the page pauses: of what replaces an earlier one the last, and as many samples as the page shows.
-    const keep = (kind, text) => {
-      const earlier = kind === "samples" ? -1 : waiting.findIndex((each) => each[0] === kind);
-      if (earlier >= 0) waiting.splice(earlier, 1);
-      waiting.push([kind, text]);
-      if (waiting.length > SCORED + 3) waiting.splice(waiting.findIndex((each) => each[0] === "samples"), 1);
+    const act = (kind, text) => {
+      if (!isPaused || kind !== "samples") return actions[kind](JSON.parse(text));
+      waiting.push(text);
+      if (waiting.length > SCORED) waiting.shift();
     };
     pause.addEventListener("click", () => {
       isPaused = !isPaused;
       pause.setAttribute("aria-pressed", String(isPaused));
       pause.textContent = isPaused ? "Continue" : "Pause";
-      if (!isPaused) waiting.splice(0).forEach(([kind, text]) => act(kind, text));
+      if (!isPaused) waiting.splice(0).forEach((text) => act("samples", text));
     });
 
     const source = new EventSource(`events?${live.query}&after=${encodeURIComponent(live.cursor)}`);
     for (const kind of Object.keys(actions)) source.addEventListener(kind, (event) => act(kind, event.data));
-    source.addEventListener("open", () => (announce.textContent = "live"));
+    source.addEventListener("open", () => (wasRunning = null));
     source.addEventListener("error", () => (announce.textContent = "connection lost; trying again"));
-    const [, step, lane] = /^#step=([\d.]+) (train|eval)$/.exec(decodeURIComponent(location.hash)) ?? [];
-    if (step) showStep(Number(step), lane, "");
   }
 })();

@@ -124,3 +124,15 @@ def test_run_ends_in_order_and_in_time_despite_a_stuck_thread(body, code, messag
     assert ended.returncode == code, ended.stderr
     assert ended.stdout == "ended in order\n"
     assert ended.stderr.splitlines()[-1] == f"error: {message}"
+
+
+def test_success_ends_the_process_though_a_client_of_a_tracker_still_waits():
+    ended = run_head("""
+import asyncio, threading
+async def run(_):
+    threading.Thread(target=threading.Event().wait).start()  # as wandb's, for its server
+head._run_until_signalled = run
+head._FAIL_SECONDS = 0.1
+head.read_environment = lambda _: None
+""")
+    assert ended.returncode == ExitCode.SUCCEEDED, ended.stderr

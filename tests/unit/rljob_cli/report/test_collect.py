@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from rljob_api.errors import UserError
 from rljob_api.run.folder import TrajectoryFile
 from rljob_api.run.metrics import Metrics
 from rljob_cli.report.collect import add_agent, collect_run, plan_reading
+from rljob_cli.report.page import render_page
 from rljob_cli.report.sections import summarize_failures, summarize_rewards
 from tests.paths import DATA
 from tests.support.records import result_row, sample_row
@@ -64,6 +66,21 @@ def test_run_without_a_log_still_has_its_curves(run):
     found = collect_run(run)
     assert (found.samples, found.num_samples) == ([], 0)
     assert (len(found.metrics.steps), len(found.metrics.evaluations)) == (8, 3)
+
+
+@pytest.mark.parametrize("size", [0, 2_000])
+def test_a_damaged_file_of_the_log_hides_itself_alone(run, size):
+    name = "step-000003.train.parquet"
+    path = run / "trajectories" / name
+    path.write_bytes(path.read_bytes()[:size])
+    found = collect_run(run)
+    assert (found.damaged, found.num_samples, found.num_files) == ([name], 136, 11)
+    assert name in render_page(found, datetime(2026, 11, 22, tzinfo=UTC))
+
+
+def test_a_part_of_the_log_can_stand_for_it(run):
+    found = collect_run(run, max_files=3)
+    assert (found.num_files, [len(rows) > 0 for rows in found.samples]) == (11, [True] * 3)
 
 
 def test_other_folders_are_refused(tmp_path):

@@ -50,6 +50,15 @@ def test_phases_and_the_rest_add_up_to_the_wall_time():
     assert (phase.name, phase.share) == ("update", 1.0), "an unknown wall time has no rest"
 
 
+def test_start_of_pods_is_a_phase_of_the_time():
+    """Scheduling, pulls of images and starts were in `other`, outside of all shares."""
+    summary = run_summary(
+        wall_seconds=100.0, phase_seconds={"update": 55.0}, training_share=0.75, lost_seconds={"start": 15.0}
+    )
+    found = {phase.name: (phase.seconds, phase.share) for phase in build_phase_times(summary)}
+    assert found == {"update": (55.0, 0.55), "Pods": (40.0, 0.4), "other": (5.0, 0.05)}
+
+
 def test_time_that_did_not_train_has_shares_of_the_time_without_the_queue():
     lost = {"start": 10.0, "restart": 15.0, "queue": 900.0, "hung": 0.0}
     found = build_lost_times(run_summary(training_share=0.75, lost_seconds=lost))

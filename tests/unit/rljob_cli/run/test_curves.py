@@ -99,7 +99,8 @@ def test_stacked_phases_have_a_value_at_every_step(panels):
 
 def test_roles_at_work_are_unknown_in_steps_of_an_older_driver(panels):
     panel = panels["Roles at work"]
-    assert panel.is_stacked
+    assert panel.is_share
+    assert not panel.is_stacked, "roles work at the same time: their shares do not add up"
     assert [curve.name for curve in panel.curves] == ["rollouts", "rewards", "trainer"]
     assert panel.curves[2].points == ((2, 0.3), (3, 0.3)), "step 1 has no shares"
 
@@ -110,11 +111,20 @@ def test_memory_of_shared_devices_has_a_curve_for_each_state():
     assert [(curve.name, curve.points) for curve in panel.curves] == [("trainer freed", ((1.0, 1.0), (2.0, 2.0)))]
 
 
-def test_long_runs_have_the_mean_of_several_steps():
-    [panel] = build_panels(metrics_of(*(step_record(number, reward=float(number % 2)) for number in range(1, 4001))))
-    assert panel.note == "each point: mean of 10 steps"
-    assert len(panel.curves[0].points) == 400
-    assert panel.curves[0].points[0] == (5.5, 0.5)
+def test_each_curve_is_thinned_on_its_own_and_keeps_its_extremes():
+    steps = [step_record(number, reward=0.01, kl=50.0 if number == 5003 else 0.01) for number in range(1, 10_001)]
+    evaluations = [evaluation_record(n, means={"score": 0.9 if n == 500 else 0.5}) for n in range(0, 10_001, 100)]
+    panels = {panel.title: panel for panel in build_panels(metrics_of(*steps, *evaluations))}
+    training, held_out = panels["Reward"].curves
+    assert panels["Reward"].note == "training: mean of 32 values, with their range"
+    assert (500, 0.9) in held_out.points
+    assert (len(held_out.points), held_out.ranges) == (101, ())
+    assert len(training.points) == 313
+    assert {step for step, _ in training.points} <= set(range(1, 10_001)), "a click opens a step that there is"
+    [kl] = panels["KL to the reference"].curves
+    assert panels["KL to the reference"].note == "each point: mean of 32 values, with their range"
+    assert max(high for _, high in kl.ranges) == 50.0
+    assert max(value for _, value in kl.points) < 2
 
 
 def test_runs_are_laid_over_each_other_except_for_what_is_stacked():

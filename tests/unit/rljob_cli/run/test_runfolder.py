@@ -4,7 +4,7 @@ import pytest
 
 from rljob_api.manifest.immutable_fields import pick_resume_fields
 from rljob_api.manifest.job import RLJob
-from rljob_api.run.metrics import Metrics
+from rljob_api.run.metrics import Metrics, append_records
 from rljob_api.run.origin import FILE_ORIGIN, Origin, build_origin
 from rljob_cli.run import runfolder
 from tests.support.records import step_record
@@ -120,3 +120,14 @@ def test_reader_follows_a_file_that_grows_and_is_truncated(tmp_path):
     assert reader.read().last_step == 1
     path.unlink()
     assert reader.read() == Metrics()
+
+
+def test_reader_parses_each_line_once(tmp_path, monkeypatch):
+    path, parsed = tmp_path / "metrics.jsonl", []
+    original = runfolder.parse_metrics
+    monkeypatch.setattr(runfolder, "parse_metrics", lambda lines: parsed.extend(lines) or original(lines))
+    reader = runfolder.MetricsReader(path)
+    for number in range(1, 6):
+        append_records(path, [step_record(number)])
+        assert [step.step for step in reader.read().steps] == list(range(1, number + 1))
+    assert len(parsed) == 5

@@ -6,7 +6,7 @@ from rich.console import Console
 from rljob_api.run.sessions import Session
 from rljob_api.run.summaries import DriverSummary
 from rljob_cli.run.summary import build_serve_command, build_summary, print_summary, summary_lines
-from tests.support.records import evaluation_record, metrics_of, step_record
+from tests.support.records import evaluation_record, metrics_of, run_summary, step_record
 
 
 def step(number, **fields):
@@ -102,10 +102,18 @@ def test_the_share_that_trained_is_shown_with_what_took_the_rest():
     lost = {"start": 2.0, "restart": 30.0, "hung": 0.0}
     driver = {"steps": 1, "training_share": 0.75, "lost_seconds": lost}
     shown = lines(step(1), driver=driver)
-    assert shown["training share"] == "75%; lost: restart 30.0 s, start 2.0 s"
+    assert shown["training share"] == "75% of 128.0 s of the driver; lost: restart 30.0 s, start 2.0 s"
     newer = step(2, training_share=0.5, lost_seconds={"start": 2.0})
-    assert lines(step(1), newer, driver=driver)["training share"] == "50%; lost: start 2.0 s"
+    assert lines(step(1), newer, driver=driver)["training share"] == "50% of 4.0 s of the driver; lost: start 2.0 s"
     assert "training share" not in lines(step(1))
+
+
+def test_a_share_names_its_base():
+    """69 % of the time trained, below a wall time of which it was 56 %."""
+    summary = run_summary(wall_seconds=109.1, training_share=0.69, lost_seconds={"start": 27.156})
+    assert dict(summary_lines(summary))["training share"].startswith(
+        "69% of 87.6 s of the driver, 55% of the wall time; lost: start"
+    )
 
 
 def test_rows_decide_when_the_drivers_summary_is_older():
@@ -223,7 +231,9 @@ def test_records_that_trackers_lost_are_in_the_table():
         "step_rewards": [0.5],
         "trackers": {"mlflow": {"sent": 3, "lost": 1, "waiting": 2}, "wandb": {}},
     }
-    assert lines(step(1), driver=driver)["records lost"] == "mlflow 3; metrics.jsonl has all of them"
+    assert (
+        lines(step(1), driver=driver)["records lost"] == "mlflow 3; `rljob report --send` sends them from metrics.jsonl"
+    )
 
 
 def test_most_memory_of_shared_devices_is_in_the_summary_and_the_table():

@@ -116,7 +116,7 @@ def test_conversation_shows_roles_calls_replies_and_rewards_of_turns(show):
         ">> assistant 31",
         "reward 0, advantage 0.5",
         "",
-        ">> sampled and trained, > sampled and not trained (evaluation, or no advantage); else context",
+        ">> changed the policy, > sampled only (evaluation, or no advantage but 0); else context",
     ]
 
 
@@ -132,9 +132,11 @@ def test_tokens_show_each_span_of_each_segment_with_its_mark(show):
     ]
 
 
-def test_answer_without_an_advantage_is_marked_as_not_trained(show):
+@pytest.mark.parametrize("advantage", [None, 0.0])
+def test_answer_without_an_advantage_is_marked_as_not_trained(show, advantage):
+    """A group with equal scores has the advantage 0, which changes no weight."""
     turns = [Turn("30"), Turn("31", truncated=True)]
-    output = show(episodes=[conversation(turns=turns, advantage=None)])
+    output = show(episodes=[conversation(turns=turns, advantage=advantage)])
     assert [line.split()[:3] for line in output.splitlines() if line.startswith(">")][:2] == [
         [">", "assistant", "30"],
         [">", "assistant", "31"],

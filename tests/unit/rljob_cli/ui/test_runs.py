@@ -10,7 +10,7 @@ from rljob_api.errors import UserError
 from rljob_api.run.metrics import append_records
 from rljob_api.wire.driver_status import DriverStatus
 from rljob_cli.run.runfolder import lock
-from rljob_cli.ui.runs import RunList
+from rljob_cli.ui.runs import RunList, find_differences
 from tests.paths import DATA
 from tests.support.records import step_record
 
@@ -82,3 +82,24 @@ def test_line_of_a_run_follows_its_metrics(tmp_path):
     )
     append_records(run.folder / "metrics.jsonl", [step_record(9, reward=0.75)])
     assert (run.describe().step, run.describe().reward) == (9, 0.75)
+
+
+def test_list_says_what_differs_between_runs(tmp_path):
+    runs = {name: {"trainer": {"learningRate": rate}, "seed": 3, "rewards": [{"inline": code * 40}]}
+            for name, rate, code in (("a", 1e-6, "x"), ("b", 1e-5, "y"))}  # fmt: skip
+    found = find_differences(runs)
+    assert found["a"].startswith('rewards[0].inline "xxxxxxx... (')
+    assert found["a"].endswith("), trainer.learningRate 1e-06")
+    assert found["a"].split(", ")[0][-10:] != found["b"].split(", ")[0][-10:], "code is compared by its digest"
+    assert "seed" not in found["b"]
+    assert find_differences({"a": runs["a"]}) == {"a": ""}
+
+
+def test_settings_have_no_secret_and_the_code_of_named_files(tmp_path):
+    run = RunList([str(add(tmp_path, "letters"))], tmp_path).read()["letters"]
+    (run.folder / "origin.json").write_text(
+        json.dumps({"fields": {}, "contents": {"spec.rewards[0].function.file": "c0de"}})
+    )
+    settings = run.settings()
+    assert settings["content of"] == {"spec.rewards[0].function.file": "c0de"}
+    assert "not-for-readers" not in json.dumps(settings)

@@ -1,13 +1,29 @@
 """What a page learns of a run: nothing is lost and nothing comes twice, also over reconnections."""
 
 import json
+import shutil
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rljob_api.run.metrics import append_records
 from rljob_api.wire.driver_status import BusyShares, DriverStatus, HungPart, Outage, RewardDemand, ScheduleStatus
-from rljob_cli.ui.server import Cursor, Event, begin, describe_status, find_records, find_samples, parse_cursor
+from rljob_cli.trajectories.index import Query
+from rljob_cli.ui.runs import WatchedRun
+from rljob_cli.ui.server import (
+    Cursor,
+    Event,
+    add_charts,
+    begin,
+    describe_status,
+    find_records,
+    find_samples,
+    parse_cursor,
+    read_page,
+    render_live,
+)
+from tests.paths import DATA
 from tests.support.records import evaluation_record, metrics_of, result_row, sample_row, step_record
 
 
@@ -93,3 +109,52 @@ def test_status_says_who_waits_for_whom():
         "at work in the last step": "rollouts 50%, rewards 90%",
     }
     assert describe_status(None) == {"is_running": False, "rows": []}
+
+
+@pytest.fixture
+def run(tmp_path):
+    return WatchedRun("letters", shutil.copytree(DATA / "report", tmp_path / "letters"))
+
+
+def test_a_new_step_sends_its_points_and_the_sections_without_curves(run):
+    page = render_live(run, {"letters": run}, [])
+    cursor = begin(run.read_metrics())
+    append_records(run.folder / "metrics.jsonl", [step_record(9, reward=0.75, time=2e9)])
+    [event], _ = find_records(run.read_metrics(), cursor)
+    [reward, *_] = add_charts(event, run, [], cursor).data["charts"]
+    assert [(curve["name"], curve["from"], curve["x"], curve["y"]) for curve in reward["curves"]] == [
+        ("training", 8, [9], [0.75]),
+        ("held out", 3, [], []),
+    ]
+    sections = render_live(run, {"letters": run}, [], is_whole=False)
+    assert "9/8" in sections
+    assert len(sections) < 0.3 * len(page)
+
+
+def test_a_restart_sends_all_points(run):
+    event = add_charts(Event("restarted", {"lines": []}), run, [], begin(run.read_metrics()))
+    assert [curve["from"] for chart in event.data["charts"] for curve in chart["curves"]].count(0) > 20
+
+
+def test_runs_laid_over_each_other_are_in_the_points_of_a_new_step(run, tmp_path):
+    other = WatchedRun("other", shutil.copytree(DATA / "report", tmp_path / "other"))
+    cursor = begin(run.read_metrics())
+    append_records(run.folder / "metrics.jsonl", [step_record(9, reward=0.75, time=2e9)])
+    [reward, *_] = add_charts(Event("records", {}), run, [other], cursor).data["charts"]
+    assert {curve["name"]: curve["x"] for curve in reward["curves"]} == {
+        "letters: training": [9], "letters: held out": [], "other: training": [], "other: held out": [],
+    }  # fmt: skip
+
+
+def test_a_step_without_samples_names_the_nearest_one(run):
+    page = read_page(run, Query(step=12345, lane="train"), 0, 40)
+    assert (page.matching, page.nearest) == (0, "8 train")
+    page = read_page(run, Query(step=3, lane="train"), 0, 40)
+    assert ({sample["step"] for sample in page.samples}, page.nearest) == ({3}, "")
+
+
+def test_a_page_of_samples_names_what_cannot_be_read(run):
+    path = run.folder / "trajectories" / "step-000003.train.parquet"
+    path.write_bytes(path.read_bytes()[:1000])
+    page = read_page(run, Query(), 0, 200)
+    assert (page.total, page.damaged) == (136, ["step-000003.train.parquet"])

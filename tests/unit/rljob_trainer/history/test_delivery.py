@@ -110,7 +110,7 @@ def test_a_full_queue_loses_the_oldest_records(caplog):
     server.may_answer.clear()
     delivery = Delivery("t", server.connect, DeliveryLimits(max_waiting=3))
     submit(delivery, 0)
-    wait_for(lambda: delivery._sending, "the first record")
+    wait_for(lambda: delivery._sending is not None, "the first record")
     submit(delivery, *range(1, 11))
     assert delivery.counts() == DeliveryCounts(lost=7, waiting=4)
     server.may_answer.set()

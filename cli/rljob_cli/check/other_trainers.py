@@ -32,6 +32,7 @@ from rljob_cli.check.trl_scripts import Computed, read_trl_script
 from rljob_cli.exits import guard
 from rljob_cli.output import print_json
 from rljob_inputs.data.rows import read_rows
+from rljob_inputs.hub.repository import read_source
 from rljob_inputs.machine.bounded import bounded
 
 Settings = dict[str, Any]
@@ -300,10 +301,8 @@ def _describe(settings: Settings, peer: str, directory: Path, file: str) -> Sett
 
 def _place(source: str, directory: Path) -> str:
     """Return a model or data as a job names it. What is no path here, and could be a name on the Hub, is one."""
-    path = os.path.expanduser(source)
-    is_name = (
-        re.fullmatch(r"(?!(json|csv|text|parquet)$)[\w-][\w.-]*(/[\w.-]+)?", source)
-        and not os.path.exists(path)
-        and not source.endswith((".parquet", ".jsonl"))
-    )
-    return f"hf://{source}" if is_name else source if "://" in source else relative_to(path, directory)
+    is_name = re.fullmatch(
+        r"(?!(json|csv|text|parquet)$)[\w-][\w.-]*(?<!\.jsonl)(?<!\.parquet)", source
+    ) and not os.path.exists(source)
+    path = f"hf://{source}" if is_name else read_source(source, Path())
+    return path if "://" in path else relative_to(path, directory)

@@ -8,7 +8,7 @@ import json
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from rljob_inputs.data.conversations import ends_with_answer
 from rljob_inputs.data.files import list_splits
 from rljob_inputs.data.rows import Row, read_rows
 from rljob_inputs.errors import InputError
+from rljob_inputs.hub.repository import read_source
 from rljob_inputs.machine.bounded import bounded
 
 _PROMPT_COLUMNS = ("prompt", "question", "problem", "messages", "conversations", "instruction", "input", "query")
@@ -51,6 +52,7 @@ class OwnParts:
 @bounded
 def describe_own(data: OwnData, directory: Path) -> OwnParts:
     """Return what a job with these rows needs. Raise UserError if they, or the columns, cannot be read."""
+    data = replace(data, source=read_source(data.source, Path()))
     if "://" in data.source:
         if parse_source(data.source).kind == "env":
             raise UserError(

@@ -80,7 +80,9 @@ def run_checks(
     for found in inputs.findings:
         # What cannot be reached from here may be reached from a cluster.
         is_warning = found.is_warning or (found.is_transient and target != "local")
-        findings.append(Finding(found.path, found.message, is_warning))
+        written = file.named.get(found.path, ":")
+        no_path = f"; there is no {written} next to the job file either" if ":" not in written else ""
+        findings.append(Finding(found.path, found.message + no_path * ("hf://" in found.message), is_warning))
     question = build_question(job, inputs)
     findings += check_memory(question)
     findings += check_head_disk(job, inputs.num_parameters)
@@ -136,7 +138,12 @@ def read_problem(problem: str) -> Finding:
 
 
 def _check_relative_paths(file: JobFile) -> Iterator[Finding]:
-    for path, written in file.relative.items():
+    for path, written in file.named.items():
+        if path not in file.relative:
+            source = file.job.spec.sources.get(path)
+            yield Finding(path, f"is a name that only `rljob` reads, got {written}; write {source}", only="cluster")
+    for path, relative in file.relative.items():
+        written = file.named.get(path, relative)
         others = {"file": "function.inline or configMapKeyRef", "workingDir": "a folder of the runner's image"}
         others |= {"file": "chatTemplate.inline"} if path == template_file.FIELD else {}
         other = others.get(path.rpartition(".")[2], "hf://org/name or pvc://claim/path")

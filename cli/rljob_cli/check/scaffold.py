@@ -4,6 +4,7 @@ Invariant: every relative path in a job starts at the job's folder.
 """
 
 import json
+import os
 import re
 from dataclasses import dataclass, replace
 from importlib import resources
@@ -24,6 +25,7 @@ from rljob_cli.check.own_data import OwnData, describe_own, quote, relative_to
 from rljob_cli.exits import guard
 from rljob_cli.local.node.gpus import describe_gpus, find_gpus, find_least_bytes
 from rljob_cli.output import print_json
+from rljob_inputs.hub.repository import read_source
 
 _TEMPLATES = resources.files("rljob_cli.check") / "task-templates"
 _MAX_NAME_CHARACTERS = 40
@@ -120,6 +122,7 @@ def write_scaffold(directory: Path, options: Options, output: str) -> int:
         if TASKS[task].is_hard
         else DEFAULT_MODEL
     )
+    values["model"] = find_copy(values["model"], directory)
     files = build_files(task, values, devices)
     if own and own.completions:
         files["data/completions.jsonl"] = own.completions
@@ -268,10 +271,18 @@ def _place_model(model: str | None, directory: Path) -> str | None:
     folder nor on the hub."""
     if model is None:
         return None
+    model = read_source(model, Path())
     if "://" in model:
         parse_source(model)
         return model
     if not Path(model).is_dir():
-        on_hub = f"; for a model on the hub write hf://{model}" if re.fullmatch(r"[\w.-]+/[\w.-]+", model) else ""
-        raise UserError(f"--model {model}: folder not found{on_hub or '; correct the path'}")
+        raise UserError(f"--model {model}: folder not found; correct the path")
     return quote(relative_to(model, directory))
+
+
+def find_copy(model: str, directory: Path) -> str:
+    """Return the folder of a model of the Hub in .models, where `make demo` writes one, next to or above a directory,
+    as the job in it must name it; else the model."""
+    name = f".models/{model.rpartition('/')[2].lower()}"
+    found = next((each / name for each in directory.resolve().parents if (each / name).is_dir()), None)
+    return quote(os.path.relpath(found, directory.resolve())) if found and model.startswith("hf://") else model

@@ -39,6 +39,39 @@ def test_relative_paths_start_at_the_job_file(path):
     assert spec.rewards[0].function.file == str(path.parent / "reward.py")
 
 
+@pytest.mark.parametrize(
+    "written",
+    ["Qwen/Qwen3-0.6B", "https://huggingface.co/Qwen/Qwen3-0.6B", "huggingface.co/Qwen/Qwen3-0.6B/tree/main", "hf.co/Qwen/Qwen3-0.6B"],
+)  # fmt: skip
+def test_name_and_address_on_the_hub_are_sources(path, written):
+    found = load(path, [f"spec.model.source={written}", "spec.data.eval.source=openai/gsm8k"])
+    assert (found.job.spec.model.source, found.job.spec.data.eval.source) == (
+        "hf://Qwen/Qwen3-0.6B",
+        "hf://openai/gsm8k",
+    )
+    assert found.named == {"spec.model.source": written, "spec.data.eval.source": "openai/gsm8k"}
+    assert found.document.data["spec"]["model"]["source"] == "hf://Qwen/Qwen3-0.6B", "as `rljob submit` applies it"
+
+
+def test_folder_of_that_name_next_to_the_job_file_wins(path):
+    (path.parent / "Qwen").mkdir()
+    assert load(path, ["spec.model.source=Qwen/Qwen3"]).job.spec.model.source == str(path.parent / "Qwen/Qwen3")
+    assert load(path, ["spec.data.train.source=data/rows.jsonl"]).named == {}, "a file that is missing"
+
+
+def test_home_is_that_of_this_machine(path, monkeypatch):
+    monkeypatch.setenv("HOME", str(path.parent / "home"))
+    for written in ("~/models/x", "$HOME/models/x", "${HOME}/models/x"):
+        found = load(path, [f"spec.model.source={written}"])
+        assert found.job.spec.model.source == str(path.parent / "home/models/x")
+        assert "spec.model.source" in found.relative, "`rljob submit` takes it along"
+
+
+def test_arguments_of_functions_keep_their_texts(path):
+    found = load(path, ["spec.rewards[0].function.kwargs.source=org/name"])
+    assert found.job.spec.rewards[0].function.kwargs == {"source": "org/name"}
+
+
 def test_relative_paths_of_an_agent_start_at_the_job_file(path):
     agent = {"type": "loop", "user": {"function": {"file": "user.py"}}}
     agent["tools"] = [{"name": "t", "function": {"file": "lib/tools.py"}}]

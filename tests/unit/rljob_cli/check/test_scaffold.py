@@ -104,6 +104,18 @@ def test_task_that_has_something_to_teach_gets_the_largest_model_that_fits(rows,
     assert "# For 1 GPU (NVIDIA L4, 22.5 GiB). On another machine: `rljob init` there, or here with --gpus N" in text
 
 
+def test_models_and_data_may_have_their_names_on_the_hub(rows, tmp_path):
+    init(tmp_path / "j", "--model", "Qwen/Qwen3-0.6B", "--data", "https://huggingface.co/datasets/openai/gsm8k")
+    spec = load(tmp_path / "j/rljob.yaml").job.spec
+    assert (spec.model.source, spec.data.train.source) == ("hf://Qwen/Qwen3-0.6B", "hf://openai/gsm8k")
+
+
+def test_copy_of_the_default_model_is_used_without_a_network(rows, tmp_path):
+    (tmp_path / ".models/smollm2-135m-instruct").mkdir(parents=True)
+    init(tmp_path / "jobs/j")
+    assert "source: ../../.models/smollm2-135m-instruct" in (tmp_path / "jobs/j/rljob.yaml").read_text()
+
+
 def test_weakest_gpu_decides_on_model_and_dtype(rows, machine, tmp_path):
     machine(L4[0], T4)
     init(tmp_path / "j", "--task", "gsm8k")
@@ -315,7 +327,7 @@ def test_own_rows_on_the_hub_need_no_file(tmp_path):
         (["d", "--data", "env://train"], "--data must be a file or hf://org/name; for rows of an agent"),
         (["d", "--data", "none.jsonl"], "--data file none.jsonl not found; did you mean rows.jsonl?"),
         (["d", "--data", "rows.jsonl", "--prompt", "text"], "--prompt must be a column of the rows, got text; they ha"),
-        (["d", "--model", "Qwen/Qwen2.5"], "folder not found; for a model on the hub write hf://Qwen/Qwen2.5"),
+        (["d", "--model", "./Qwen2.5"], "--model ./Qwen2.5: folder not found; correct the path"),
         (
             ["d", "--model", "ftp://b/m"],
             "must be hf://org/name, pvc://claim/path, s3://bucket/path or a path, got ftp://b/m",

@@ -11,7 +11,7 @@ import itertools
 import re
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +24,7 @@ from rljob_api.read.load import InvalidManifestError, is_other_object, read_mani
 from rljob_cli.check import template_file
 from rljob_cli.check.job_source import FIELD, StartModel, find_start_model
 from rljob_cli.check.other_objects import find_object_problems, inline_config_maps
+from rljob_cli.check.peer_settings import explain_name
 from rljob_cli.check.template_file import inline_template
 from rljob_cli.output import say
 from rljob_inputs.hub.repository import read_source
@@ -204,7 +205,7 @@ def load_partial(
         apply_override(document.data, override)
     named = dict(read_local_names(document.data, path.parent))
     job, found = read_manifest(document)
-    problems += found
+    problems += map(_explain_unknown, found)
     if not isinstance(job, RLJob):
         raise InvalidManifestError(str(path), problems)
     sources: dict[int, Document] = {}
@@ -262,6 +263,13 @@ def read_local_names(data: Any, folder: Path, place: Location = ()) -> Iterator[
 
 _FREE_FORM = ("args", "env", "factoryArgs", "kwargs", "metadata", "template")
 """Fields whose keys are the user's or Kubernetes'."""
+
+
+def _explain_unknown(problem: Problem) -> Problem:
+    """Return a problem that names our field for a name of another trainer."""
+    is_unknown = problem.message.startswith("is unknown;")
+    meant = explain_name(str(parse_path(problem.path)[-1])) if is_unknown else ""
+    return replace(problem, message=f"is unknown; {meant}") if meant else problem
 
 
 def _find_start(

@@ -52,6 +52,8 @@ def _build_head(row: SampleRow) -> Text:
         num_turns = len(row.turns or [])
         parts.append(f"{num_turns} turn{'s' if num_turns != 1 else ''}, ended by {row.end}")
     parts.append(f"score {number(row.score)}")
+    if of_turns := [turn.reward for turn in row.turns or [] if turn.reward is not None]:
+        parts.append(f"with the rewards of its turns {number((row.score or 0) + sum(of_turns))}")
     if row.advantage is not None:
         parts.append(f"advantage {number(row.advantage)}")
     if row.ground_truth is not None and is_conversation(row):
@@ -79,7 +81,7 @@ def build_answer(row: SampleRow, *, full: bool) -> Table:
     table.add_row("", "prompt", _text(format_prompt(row.prompt), full))
     if row.ground_truth is not None:
         table.add_row("", "answer", _text(row.ground_truth, full))
-    mark = SAMPLED if row.advantage is None else TRAINED
+    mark = TRAINED if row.advantage else SAMPLED
     text = _text(row.completion, full, _STYLES[mark]) + Text(" [truncated]" if row.truncated else "")
     table.add_row(Text(mark, style=_STYLES[mark]), "completion", text)
     return table
@@ -169,7 +171,7 @@ def _build_grid(num_columns: int) -> Table:
 
 
 def _mark(turn: TurnRow) -> str:
-    return SAMPLED if turn.advantage is None else TRAINED
+    return TRAINED if turn.advantage else SAMPLED
 
 
 def _describe_turn(turn: TurnRow, full: bool) -> list[Text]:

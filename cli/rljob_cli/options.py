@@ -197,10 +197,10 @@ class TryAgentOptions:
     files: JobFiles
     row: Annotated[int, typer.Option(min=0, help="Row of data.train, from 0.")] = 0
     episodes: Annotated[int, typer.Option(min=1, help="How many episodes the base model plays.")] = 1
-    answer: Annotated[
+    completion: Annotated[
         list[str] | None,
         typer.Option(
-            help="An answer of the policy, in order; repeatable. Needs no model, and takes seconds.",
+            help="A completion of the policy, in order; repeatable. Needs no model, and takes seconds.",
             callback=check_text,
         ),
     ] = None
@@ -314,9 +314,9 @@ class ExportOptions:
 @dataclass(frozen=True, kw_only=True)
 class ReportOptions:
     run: RunArgument
-    file: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FILE.html", help="Default: report.html in the run.")
-    ] = None
+    file: Annotated[Path | None, typer.Option("--to", metavar="FILE.html", help="Default: report.html in the run.")] = (
+        None
+    )
     should_open: OpenOption = False
     reason: ReasonOption = None
     sort: SortOption = None

@@ -190,7 +190,7 @@ async def _ask(url: str, call: RowsCall) -> CallResult:
 def try_agent_command(options: TryAgentOptions) -> int:
     """Play, print, and return 1 if an episode or a result is invalid."""
     require(find_device_extra(), "rljob test-agent")
-    answers, block = options.answer or [], options.network
+    answers, block = options.completion or [], options.network
     file, claims = load(options.files.path, options.overrides or []), parse_claims(options.volumes)
     require_weights(None if answers else file.start)
     if file.job.spec.agent.type == "singleTurn":
@@ -312,7 +312,7 @@ def describe_rest(rows: Sequence[SampleRow], job: RLJob, answers: Sequence[str])
     if rows and used < len(answers):
         lines.append(f"{len(answers) - used} of {len(answers)} answers were not used: the episode had ended")
     elif any(row.end == "max_turns" and len(row.turns or []) < limit for row in rows):
-        lines.append(f"the policy would answer next, up to {limit} times; add --answer")
+        lines.append(f"the policy would answer next, up to {limit} times; add --completion")
     return lines
 
 

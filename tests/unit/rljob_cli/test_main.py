@@ -75,7 +75,11 @@ def test_invalid_argument_is_one_line_and_exit_code_2(job, arguments, message):
 
 def test_text_that_is_not_utf8_is_an_invalid_value(job):
     """The shell passes any bytes, which Python decodes to halves of characters."""
-    for command, option in (("test-reward", "--completion"), ("test-reward", "--answer"), ("test-agent", "--answer")):
+    for command, option in (
+        ("test-reward", "--completion"),
+        ("test-reward", "--answer"),
+        ("test-agent", "--completion"),
+    ):
         code, output = rljob(command, job, option, "\udcff")
         assert code == 2
         assert f"Invalid value for '{option}': is not UTF-8 text" in output

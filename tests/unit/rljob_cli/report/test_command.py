@@ -49,7 +49,7 @@ def test_open_shows_the_page_in_a_browser(runs, monkeypatch):
     [
         (["nowhere"], "nowhere: run not found; pass its folder"),
         (["."], "not the folder of a run"),
-        (["letters", "-o", "json"], "--output must be a file that ends with .html, got json"),
+        (["letters", "--to", "json"], "--to must be a file that ends with .html, got json"),
         (["letters", "-o", "none/r.html"], "none/r.html: No such file or directory"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The commands run, validate, plan and render, from arguments to exit code.
+"""The commands run, validate and plan, from arguments to exit code.
 
 Without instructions for bfloat16, torch and vLLM convert each value before they multiply it, which takes several times
 as long as float32: jobs that leave the type open use that.
@@ -7,6 +7,7 @@ as long as float32: jobs that leave the type open use that.
 import functools
 import json
 import os
+import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from rljob_api.errors import RLJobError, UserError
+from rljob_api.manifest.algorithm import DynamicSampling
 from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.job_sections import Checkpoint, Tracking
 from rljob_api.read.documents import Problem
 from rljob_api.run.folder import FILE_SUMMARY, last_checkpoint
 from rljob_api.run.origin import FILE_ORIGIN, Change
@@ -92,7 +95,27 @@ def run_command(options: RunOptions) -> int:
     require(find_device_extra(), "rljob run")
     claims, directory = parse_claims(options.volumes), options.directory
     file = load_partial(options.files.path, options.overrides or [], runs=directory, resumes=not options.fresh)
-    folder = (directory / file.job.metadata.name).resolve()
+    return run_file(file, (directory / file.job.metadata.name).resolve(), claims, options)
+
+
+def shorten(job: RLJob, **evaluation: Any) -> RLJob:
+    """Return the job with one step of as few samples as there can be, and no result to keep. `evaluation`: fields."""
+    spec = job.spec
+    schedule = {"type": "synchronous", "max_staleness": None, "steps": 1, "mini_batches": 1}
+    schedule |= {"prompts_per_step": spec.trainer.num_ranks}
+    return job.with_spec(
+        evaluation=spec.evaluation.model_copy(update=evaluation | {"every_steps": 0, "sets": [], "best": None}),
+        schedule=spec.schedule.model_copy(update=schedule),
+        algorithm=spec.algorithm.model_copy(
+            update={"group_size": 2, "dynamic_sampling": DynamicSampling(enabled="never")}
+        ),
+        checkpoint=Checkpoint(export="never"),
+        tracking=Tracking(tensorboard=False),
+        suspend=False,
+    )
+
+
+def run_file(file: JobFile, folder: Path, claims: dict[str, Path], options: RunOptions) -> int:
     with runfolder.lock(folder):
         return _run_locked(file, folder, claims, options)
 
@@ -156,7 +179,7 @@ def _run_locked(file: JobFile, folder: Path, claims: dict[str, Path], options: R
     except RLJobError as error:  # the run itself has its result
         say(f"no report: {error}")
     if phase == "Interrupted":
-        again = f"rljob run {file.path} --dir {folder.parent}"
+        again = shlex.join(["rljob", "run", str(file.path), "--dir", str(folder.parent)])
         say(f"to resume: {again} (with your --set and --volume, without --fresh)")
     _print_result(folder, phase, output)
     return {"Succeeded": 0, "Interrupted": EXIT_INTERRUPTED}.get(phase, EXIT_FAILED)
@@ -202,6 +225,8 @@ def _print_result(folder: Path, phase: str, output: str) -> None:
 
 @guard
 def validate_command(options: ValidateOptions) -> int:
+    if options.render:
+        return _render(options.files.paths, options.overrides or [], options.output)
     claims, output, found = parse_claims(options.volumes), options.output, []
     target: Target | None = "cluster" if options.cluster else "local" if options.local else None
     policy = load_policy(options.policy) if options.policy else None
@@ -254,8 +279,7 @@ def _find_unknown_claim(file: JobFile) -> list[Finding]:
     return [Finding(FIELD, message, only="cluster")]
 
 
-@guard
-def render_command(paths: list[Path], overrides: list[str], output: str) -> int:
+def _render(paths: list[Path], overrides: list[str], output: str) -> int:
     from rljob_core.children.common import to_yaml
     from rljob_core.plan.job import render_children
 

@@ -79,7 +79,9 @@ SortOption = Annotated[
 class JobFiles:
     jobs: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="JOB.yaml", show_default=False, help="Files with an RLJob each; - is stdin."),
+        typer.Argument(
+            metavar="JOB.yaml", show_default=False, help="Files with an RLJob each, or folders of `init`; - is stdin."
+        ),
     ] = None
     filenames: Annotated[
         list[Path] | None,
@@ -89,7 +91,8 @@ class JobFiles:
     @property
     def paths(self) -> list[Path]:
         """The files of the arguments and of -f, in this order."""
-        files = [*(self.jobs or []), *(self.filenames or [])]
+        given = [*(self.jobs or []), *(self.filenames or [])]
+        files = [each / "rljob.yaml" if (each / "rljob.yaml").is_file() else each for each in given]
         if not files:
             raise typer.BadParameter("pass a job's file: JOB.yaml, -f JOB.yaml, or - for stdin")
         return files
@@ -140,6 +143,17 @@ class RunOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TryOptions:
+    files: JobFiles
+    model: Annotated[
+        str | None, typer.Option(help="A folder or hf://org/name. Default: the smallest in .models, else the job's.")
+    ] = None
+    overrides: SetOption = None
+    volumes: VolumeOption = None
+    network: NetworkOption = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class ValidateOptions:
     files: JobFiles
     overrides: SetOption = None
@@ -148,6 +162,9 @@ class ValidateOptions:
         bool, typer.Option("--cluster", help="For `kubectl apply`: needs no GPU, memory or file of this machine.")
     ] = False
     local: Annotated[bool, typer.Option("--local", help="For `rljob run` on this machine.")] = False
+    render: Annotated[
+        bool, typer.Option("--render", help="Print the objects that the operator creates, as YAML or JSON (-o json).")
+    ] = False
     policy: PolicyOption = None
     no_call: NoCallOption = False
     output: OutputOption = "text"

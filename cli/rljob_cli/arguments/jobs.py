@@ -1,4 +1,4 @@
-"""What the commands on job files take: run, validate, plan, render, init, test-reward, test-agent, evaluate."""
+"""What the commands on job files take: try, run, validate, plan, init, test-reward, test-agent, evaluate."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -8,12 +8,11 @@ import typer
 from rljob_cli.app import app, command
 from rljob_cli.options import (
     EvaluateOptions,
-    JobFiles,
     OutputOption,
     PlanOptions,
     RunOptions,
-    SetOption,
     TryAgentOptions,
+    TryOptions,
     TryRewardOptions,
     ValidateOptions,
 )
@@ -34,6 +33,14 @@ def run(options: RunOptions) -> int:
     return run_command(options)
 
 
+@command("try")
+def try_job(options: TryOptions) -> int:
+    """Try all of a job at once: its data, reward, agent and one step, on the smallest local model."""
+    from rljob_cli.ui.local import try_command
+
+    return try_command(options)
+
+
 @command()
 def validate(options: ValidateOptions) -> int:
     """Check job files, their rewards, data and models. Calls each function once, and starts nothing else."""
@@ -52,21 +59,6 @@ def plan(options: PlanOptions) -> int:
     if options.target and options.policy is not None:
         raise typer.BadParameter("pass --policy FILE, or -n, --context and --kubeconfig, which read the cluster's")
     return plan_command(options)
-
-
-@command()
-def render(
-    *,
-    files: JobFiles,
-    overrides: SetOption = None,
-    output: Annotated[
-        Literal["yaml", "json"], typer.Option("-o", "--output", help="json: one List, as kubectl prints it.")
-    ] = "yaml",
-) -> int:
-    """Print the objects that the operator creates for a job. The token is a placeholder."""
-    from rljob_cli.commands import render_command
-
-    return render_command(files.paths, overrides or [], output)
 
 
 @app.command()

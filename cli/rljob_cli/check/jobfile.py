@@ -267,8 +267,11 @@ _FREE_FORM = ("args", "env", "factoryArgs", "kwargs", "metadata", "template")
 
 def _explain_unknown(problem: Problem) -> Problem:
     """Return a problem that names our field for a name of another trainer."""
-    is_unknown = problem.message.startswith("is unknown;")
-    meant = explain_name(str(parse_path(problem.path)[-1])) if is_unknown else ""
+    name, near = str((parse_path(problem.path) or [""])[-1]), problem.message.partition("is unknown; did you mean ")[2]
+    is_ours = near.lower() == f"{name.replace('_', '').lower()}?"
+    if is_ours or not problem.message.startswith("is unknown;"):
+        return problem
+    meant = explain_name(name, is_exact=bool(near))
     return replace(problem, message=f"is unknown; {meant}") if meant else problem
 
 

@@ -12,6 +12,7 @@ import json
 import operator
 import os
 import re
+import shlex
 import subprocess
 import tomllib
 from pathlib import Path
@@ -91,6 +92,7 @@ def write_translation(directory: Path, file: str, output: str) -> int:
     peer = max(known, key=lambda peer: known[peer])
     if (path := directory / "rljob.yaml").exists():
         raise UserError(f"{path} exists; choose another folder")
+    following = f"rljob validate {shlex.quote(str(path))}"
     job, left = translate(settings, peer, directory, file)
     directory.mkdir(parents=True, exist_ok=True)
     path.write_text(job)
@@ -100,13 +102,13 @@ def write_translation(directory: Path, file: str, output: str) -> int:
                 "directory": str(directory),
                 "trainer": peer,
                 "left": [dict(zip(("setting", "value", "why"), each, strict=True)) for each in left],
-                "next": f"rljob validate {path}",
+                "next": following,
             }
         )
     else:
         print(f"wrote {path} from {len(settings)} settings of {peer}; without a counterpart:")
         print(*(f"  {name} = {value}: {why}" for name, value, why in left), sep="\n")
-        print(f"next: rljob validate {path}")
+        print(f"next: {following}")
     return 0
 
 

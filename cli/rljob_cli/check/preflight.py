@@ -80,9 +80,7 @@ def run_checks(
     for found in inputs.findings:
         # What cannot be reached from here may be reached from a cluster.
         is_warning = found.is_warning or (found.is_transient and target != "local")
-        written = file.named.get(found.path, ":")
-        no_path = f"; there is no {written} next to the job file either" if ":" not in written else ""
-        findings.append(Finding(found.path, found.message + no_path * ("hf://" in found.message), is_warning))
+        findings.append(Finding(found.path, found.message, is_warning))
     question = build_question(job, inputs)
     findings += check_memory(question)
     findings += check_head_disk(job, inputs.num_parameters)

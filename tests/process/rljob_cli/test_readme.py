@@ -75,5 +75,5 @@ def test_commands_for_a_new_agent_work_in_order(shell):
 def test_smallest_job_is_valid_and_renders_on_a_machine_without_gpus(shell):
     (shell.folder / "rljob.yaml").write_text(read_smallest_job())
     assert "is valid" in shell("rljob", "validate", "--cluster", "rljob.yaml")
-    kinds = [child["kind"] for child in yaml.safe_load_all(shell("rljob", "render", "rljob.yaml"))]
+    kinds = [child["kind"] for child in yaml.safe_load_all(shell("rljob", "validate", "--render", "rljob.yaml"))]
     assert "StatefulSet" in kinds

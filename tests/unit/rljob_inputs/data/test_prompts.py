@@ -170,7 +170,7 @@ def test_missing_column_error_names_the_row_and_existing_columns():
         prompt_of({"question": "x", "a": 1})
     with pytest.raises(
         InputError,
-        match=r"spec.data.eval.answer: d.jsonl:1 no column a; .* rows without answers set",
+        match=r"spec.data.eval.answer: d.jsonl:1 .* a; it has q; for rows without answers set",
     ):
         prompt_of({"q": "x"}, split="test")
 

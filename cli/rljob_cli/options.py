@@ -143,17 +143,6 @@ class RunOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TryOptions:
-    files: JobFiles
-    model: Annotated[
-        str | None, typer.Option(help="A folder or hf://org/name. Default: the smallest in .models, else the job's.")
-    ] = None
-    overrides: SetOption = None
-    volumes: VolumeOption = None
-    network: NetworkOption = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class ValidateOptions:
     files: JobFiles
     overrides: SetOption = None

@@ -8,13 +8,16 @@ import typer
 from rljob_cli.app import app, command
 from rljob_cli.options import (
     EvaluateOptions,
+    JobFiles,
+    NetworkOption,
     OutputOption,
     PlanOptions,
     RunOptions,
+    SetOption,
     TryAgentOptions,
-    TryOptions,
     TryRewardOptions,
     ValidateOptions,
+    VolumeOption,
 )
 
 
@@ -34,10 +37,13 @@ def run(options: RunOptions) -> int:
 
 
 @command("try")
-def try_job(options: TryOptions) -> int:
-    """Try all of a job at once: its data, reward, agent and one step, on the smallest local model."""
+def try_job(
+    *, files: JobFiles, overrides: SetOption = None, volumes: VolumeOption = None, network: NetworkOption = None
+) -> int:
+    """Try all of a job at once: its data, reward, agent and one step, with the small model of .models if it is here."""
     from rljob_cli.ui.local import try_command
 
+    options = RunOptions(files=files, overrides=overrides, volumes=volumes, network=network, output="plain")
     return try_command(options)
 
 

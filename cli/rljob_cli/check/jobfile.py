@@ -267,11 +267,11 @@ _FREE_FORM = ("args", "env", "factoryArgs", "kwargs", "metadata", "template")
 
 def _explain_unknown(problem: Problem) -> Problem:
     """Return a problem that names our field for a name of another trainer."""
-    name, near = str((parse_path(problem.path) or [""])[-1]), problem.message.partition("is unknown; did you mean ")[2]
-    is_ours = near.lower() == f"{name.replace('_', '').lower()}?"
-    if is_ours or not problem.message.startswith("is unknown;"):
-        return problem
-    meant = explain_name(name, is_exact=bool(near))
+    near = problem.message.partition("is unknown; did you mean ")[2]
+    name = str((parse_path(problem.path) or [""])[-1])
+    if not problem.message.startswith("is unknown;") or near.lower() == f"{name.replace('_', '').lower()}?":
+        return problem  # a name of ours, in another case
+    meant = explain_name(name)
     return replace(problem, message=f"is unknown; {meant}") if meant else problem
 
 

@@ -152,7 +152,7 @@ def _check_disk(job: RLJob, run_dir: Path, machine: Machine, parameters: Mapping
         remedy = "free disk space, lower checkpoint.keep, or choose another disk with --dir"
         yield Finding("spec.checkpoint.keep", f"{problem}; {remedy}")
     if not os.access(existing, os.W_OK):
-        yield Finding("", f"{existing} is not writable; choose another folder with --dir")
+        yield Finding("", f"{existing} is not writable; choose another folder with `rljob run --dir`")
 
 
 def _check_memory(job: RLJob, machine: Machine, needs: Iterable[Need]) -> Iterator[Finding]:

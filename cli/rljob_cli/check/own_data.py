@@ -73,8 +73,7 @@ def describe_own(data: OwnData, directory: Path) -> OwnParts:
         held_out = min(_MAX_HELD_OUT, len(rows) // _HELD_OUT_SHARE)
         values = _place(source, quote(relative_to(data.source, directory)), held_out, "train" if splits else "")
     if source.answer is None:
-        others = ", ".join(name for name in rows[0].values if name != source.prompt) or "no other column"
-        say(f"no column of answers among {others}: the job has answer: null; else name it with --answer")
+        say(f"no answer among the columns {', '.join(rows[0].values)}: the job has answer: null; else pass --answer")
     return OwnParts(values, build_completions(source, rows[:_NUM_SHOWN]))
 
 

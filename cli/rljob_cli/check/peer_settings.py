@@ -37,13 +37,13 @@ def find_without_counterpart(name: str) -> str | None:
     return next((why for theirs, why in table if any(fnmatch(name, each) for each in _list_names(theirs))), None)
 
 
-def explain_name(name: str, *, is_exact: bool) -> str:
-    """Return what a name of another trainer is here; empty for one that none has. `name`: the last part of a path.
-    Unless `is_exact`, it may be the end of theirs."""
+def explain_name(name: str) -> str:
+    """Return what a name of another trainer, or the end of one, is here; empty for one that none has. `name`: the last
+    part of a path."""
     word = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
     # The first name of a cell is what the field means; others are what it is divided by.
     rows = [(peer, ours, _list_names(cell)) for peer in _TABLES for ours, cell in read_table(peer)]
-    for end in (rf"(.*\.|--)?{re.escape(word)}", rf".*_{re.escape(word)}")[: 2 - is_exact]:
+    for end in (rf"(.*\.|--)?{re.escape(word)}", rf".*_(?=.....){re.escape(word)}"):
         for peer, ours, names in rows:
             if names and re.fullmatch(end, names[0]):
                 return f"{peer}'s {names[0]} is spec.{name_field(ours)} here"

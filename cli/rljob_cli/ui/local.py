@@ -15,11 +15,13 @@ from pathlib import Path
 from rljob_api.errors import UserError
 from rljob_api.run.folder import FILE_JOB, FILE_METRICS, TRAJECTORIES
 from rljob_api.run.metrics import read_metrics
+from rljob_cli.check.device_fields import DEFAULT_MODEL
 from rljob_cli.check.jobfile import load_partial
+from rljob_cli.check.scaffold import find_copy
 from rljob_cli.cluster.logs import Line, Selection, make_printer
 from rljob_cli.commands import parse_claims, run_file, shorten
 from rljob_cli.exits import guard
-from rljob_cli.options import RUNS, RunOptions, Target, TryOptions
+from rljob_cli.options import RUNS, RunOptions, Target
 from rljob_cli.output import print_json, say
 from rljob_cli.report.collect import read_job, read_summary
 from rljob_cli.run import summary
@@ -62,7 +64,8 @@ def list_command(target: Target, directory: Path, *, everywhere: bool, output: s
     else:
         header = [Column(name, is_text=True, least=100) for name in ("NAMESPACE", "NAME")]
         shown = [[*row[:3], f"{row[3]}/{row[4]}", summary.show_number(row[5]), row[6]] for row in rows]
-        show(build_table([*header, "PHASE", "STEP", "REWARD", "CHANGED, OR WAITS FOR"], shown))
+        table = build_table([*header, "PHASE", "STEP", "REWARD", "CHANGED, OR WAITS FOR"], shown)
+        show(table if rows else "no run here, and no job in a cluster; `rljob init DIR` writes a job")
     return 0
 
 
@@ -108,28 +111,19 @@ def print_logs(folder: Path, selection: Selection, *, follow: bool) -> int:
 
 
 @guard
-def try_command(options: TryOptions) -> int:
+def try_command(options: RunOptions) -> int:
     """Run one step of as few samples as there can be, in a folder that is removed, and show them."""
     require(find_device_extra(), "rljob try")
     path, claims = options.files.path, parse_claims(options.volumes)
-    source = options.model or find_smallest(path.resolve().parent)
-    model = [f"spec.model.source={source}"] if source else []
-    file = load_partial(path, [*(options.overrides or []), *model])
+    small = find_copy(DEFAULT_MODEL, path.parent)
+    model = [f"spec.model.source={small}"] if small != DEFAULT_MODEL else []
+    file = load_partial(path, [*model, *(options.overrides or [])])
     say(f"tries {path} with {file.job.spec.model.source}")
     file = replace(file, job=shorten(file.job.with_spec(data=file.job.spec.data.model_copy(update={"eval": None}))))
     with tempfile.TemporaryDirectory(prefix="rljob-try-") as scratch:
-        run = RunOptions(files=options.files, directory=Path(scratch), output="plain", network=options.network)
         folder = Path(scratch).resolve() / file.job.metadata.name
-        code = run_file(file, folder, claims, run)
+        code = run_file(file, folder, claims, options)
         for row in read_rows(folder / TRAJECTORIES, Query(lane="train")):
             show(build_conversation(row, full=False, tokens=True))
     show(LEGEND)
     return code
-
-
-def find_smallest(directory: Path) -> str:
-    """Return the smallest model in .models, in or above a directory or the current one; empty without one."""
-    parents = [directory, *directory.parents, Path.cwd(), *Path.cwd().parents]
-    found = [config.parent for parent in parents for config in parent.glob(".models/*/config.json")]
-    causal = [str(each) for each in found if "CausalLM" in (each / "config.json").read_text()]
-    return min(causal, key=lambda folder: sum(each.stat().st_size for each in Path(folder).iterdir()), default="")

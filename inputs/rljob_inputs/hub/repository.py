@@ -27,7 +27,9 @@ Kind = Literal["model", "dataset"]
 _TIMEOUT_SECONDS = 3.0
 _REFUSALS = (401, 403, 404)
 _NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
-_PAGE = re.compile(r"(?:https?://)?(?:huggingface\.co|hf\.co)/(?:datasets/)?([^/?#]+/[^/?#]+)(?:/(?:tree/main/?)?)?")
+_PAGE = re.compile(
+    r"(?:(?:https?://)?(?:huggingface\.co|hf\.co)/(?:datasets/)?|hf:/?(?!/))([^/?#]+/[^/?#]+)(?:/(?:tree/main/?)?)?"
+)
 _FILE = re.compile(r"\.(jsonl|json|csv|tsv|parquet|gz|bz2|xz|zst|txt|gguf|safetensors)$")
 _MARKERS = {"model": "config.json", "dataset": "README.md"}
 """A file that nearly every repository of a kind has: found in the cache, it names the cached commit."""

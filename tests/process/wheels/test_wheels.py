@@ -107,7 +107,7 @@ def test_base_writes_checks_renders_and_plans_a_job_without_its_rows(base):
     verdict = base.run("rljob", "validate", "job/rljob.yaml")
     assert "RLJob job is valid" in verdict
     assert re.search(
-        r"no row was read, and no function was called: run `uv tool install --python [^`]+ 'rljob\[data\]==[^`]+'`",
+        r"no row was read, and no function was called: run `uv tool install [^`]+ 'rljob\[data\]==[^`]+'`",
         verdict,
     )
     assert "kind: StatefulSet" in base.run("rljob", "validate", "--render", "job/rljob.yaml")

@@ -41,7 +41,12 @@ def test_relative_paths_start_at_the_job_file(path):
 
 @pytest.mark.parametrize(
     "written",
-    ["Qwen/Qwen3-0.6B", "https://huggingface.co/Qwen/Qwen3-0.6B", "hf.co/Qwen/Qwen3-0.6B/tree/main"],
+    [
+        "Qwen/Qwen3-0.6B",
+        "https://huggingface.co/Qwen/Qwen3-0.6B",
+        "hf.co/Qwen/Qwen3-0.6B/tree/main",
+        "hf:/Qwen/Qwen3-0.6B",
+    ],
 )
 def test_name_and_address_on_the_hub_are_sources(path, written):
     found = load(path, [f"spec.model.source={written}", "spec.data.eval.source=openai/gsm8k"])

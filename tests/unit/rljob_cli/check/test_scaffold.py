@@ -311,7 +311,7 @@ def test_columns_of_own_rows_are_given_or_found_by_their_usual_names(rows, tmp_p
 def test_rows_without_an_answer_have_none_in_the_job_and_a_reward_that_needs_none(rows, tmp_path):
     rows.write_text('{"text": "a", "gold": "b"}\n')
     done = init("own", "--data", rows.name, "--prompt", "text")
-    assert "no column of answers among gold: the job has answer: null; else name it with --answer" in done.output
+    assert "no answer among the columns text, gold: the job has answer: null; else pass --answer" in done.output
     spec = load(tmp_path / "own/rljob.yaml").job.spec
     assert (spec.data.train.answer, spec.evaluation.accuracy) == (None, None)
     module = {}

@@ -114,12 +114,3 @@ def test_trial_has_one_step_of_two_samples_and_no_evaluation():
     spec = RLJob.model_validate_json(job.model_dump_json(by_alias=True, exclude_unset=True)).spec
     assert (spec.schedule.steps, spec.schedule.prompts_per_step, spec.algorithm.group_size) == (1, 2, 2)
     assert (spec.evaluation.every_steps, spec.evaluation.sets) == (0, [])
-
-
-def test_trial_takes_the_smallest_model(tmp_path):
-    for name, size in (("small", 1), ("large", 1000)):
-        (tmp_path / ".models" / name).mkdir(parents=True)
-        (tmp_path / ".models" / name / "config.json").write_text('{"architectures": ["Qwen3ForCausalLM"]}')
-        (tmp_path / ".models" / name / "model.safetensors").write_bytes(bytes(size))
-    (tmp_path / "job").mkdir()
-    assert local.find_smallest(tmp_path / "job") == str(tmp_path / ".models/small")

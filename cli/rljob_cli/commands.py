@@ -1,4 +1,4 @@
-"""The commands run, validate and plan, from arguments to exit code.
+"""The commands run, try, validate and plan, from arguments to exit code.
 
 Without instructions for bfloat16, torch and vLLM convert each value before they multiply it, which takes several times
 as long as float32: jobs that leave the type open use that.
@@ -9,6 +9,7 @@ import json
 import os
 import shlex
 import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,23 +20,27 @@ from rljob_api.manifest.algorithm import DynamicSampling
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.job_sections import Checkpoint, Tracking
 from rljob_api.read.documents import Problem
-from rljob_api.run.folder import FILE_SUMMARY, last_checkpoint
+from rljob_api.run.folder import FILE_SUMMARY, TRAJECTORIES, last_checkpoint
 from rljob_api.run.origin import FILE_ORIGIN, Change
+from rljob_cli.check.device_fields import DEFAULT_MODEL
 from rljob_cli.check.downloads import show_downloads
 from rljob_cli.check.from_model import describe_from_model, describe_unread
 from rljob_cli.check.jobfile import Finding, JobFile, Target, check_file, load, load_partial, set_model
 from rljob_cli.check.machine import Machine
 from rljob_cli.check.memory import describe_sharing, share_machine
 from rljob_cli.check.preflight import check_objects, locate, read_trained_config
+from rljob_cli.check.scaffold import find_copy
 from rljob_cli.check.tenant_policy import load_policy
 from rljob_cli.check.verdict import describe_unused, find_policy_problems, judge, print_verdict, to_json
 from rljob_cli.exits import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED, guard
 from rljob_cli.export.steps import provide_model
 from rljob_cli.local.network import claim_block
 from rljob_cli.options import PlanOptions, RunOptions, ValidateOptions
-from rljob_cli.output import print_error, print_json
+from rljob_cli.output import print_error, print_json, say
 from rljob_cli.run import runfolder
-from rljob_cli.tables import choose_console, print_lines_on
+from rljob_cli.tables import choose_console, print_lines_on, show
+from rljob_cli.trajectories.conversation import LEGEND, build_conversation
+from rljob_cli.trajectories.index import Query, read_rows
 from rljob_core.children.start_model import FIELD, locate_model, parse_start, with_any_claim
 from rljob_inputs.findings import describe_lengths
 from rljob_inputs.machine.installation import find_device_extra, require
@@ -221,6 +226,25 @@ def _print_result(folder: Path, phase: str, output: str) -> None:
         print_json({"type": "result", "phase": phase, **paths, "summary": json.loads(summary.read_text())})
     else:
         print(summary, flush=True)
+
+
+@guard
+def try_command(options: RunOptions) -> int:
+    """Run one step of as few samples as there can be, in a folder that is removed, and show them."""
+    require(find_device_extra(), "rljob try")
+    path, claims = options.files.path, parse_claims(options.volumes)
+    small = find_copy(DEFAULT_MODEL, path.parent)
+    model = [f"spec.model.source={small}"] if small != DEFAULT_MODEL else []
+    file = load_partial(path, [*model, *(options.overrides or [])])
+    say(f"tries {path} with {file.job.spec.model.source}")
+    file = replace(file, job=shorten(file.job.with_spec(data=file.job.spec.data.model_copy(update={"eval": None}))))
+    with tempfile.TemporaryDirectory(prefix="rljob-try-") as scratch:
+        folder = Path(scratch).resolve() / file.job.metadata.name
+        code = run_file(file, folder, claims, options)
+        for row in read_rows(folder / TRAJECTORIES, Query(lane="train")):
+            show(build_conversation(row, full=False, tokens=True))
+    show(LEGEND)
+    return code
 
 
 @guard

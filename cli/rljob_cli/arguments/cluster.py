@@ -156,12 +156,12 @@ def logs(
     target: Target,
 ) -> int:
     """Print the logs of a job's Pods, merged; or of a run on this machine, one after the other."""
-    from rljob_cli.cluster.logs import Selection
+    from rljob_cli.cluster.logs import Selection, print_run
     from rljob_cli.ui import local
 
     selection = Selection(name, role, container, tail, previous)
     if folder := local.find_here(name, target):
-        return local.print_logs(folder, selection, follow=follow)
+        return print_run(folder, selection, follow=follow)
     from rljob_cli.cluster import commands
 
     return commands.logs_command(target, selection, follow=follow)

@@ -41,7 +41,7 @@ def try_job(
     *, files: JobFiles, overrides: SetOption = None, volumes: VolumeOption = None, network: NetworkOption = None
 ) -> int:
     """Try all of a job at once: its data, reward, agent and one step, with the small model of .models if it is here."""
-    from rljob_cli.ui.local import try_command
+    from rljob_cli.commands import try_command
 
     options = RunOptions(files=files, overrides=overrides, volumes=volumes, network=network, output="plain")
     return try_command(options)

@@ -10,7 +10,7 @@ import yaml
 from typer.testing import CliRunner
 
 from rljob_api.run.summaries import format_summary
-from rljob_cli.main import app
+from rljob_cli.main import app, find_obstacle
 from tests.support.model_folder import write_model
 from tests.support.records import run_summary
 
@@ -344,3 +344,9 @@ def test_help_lists_every_command_in_a_group_once():
     assert "Other commands" not in output, "a new command belongs to a group of cli/rljob_cli/app.py"
     shown = [line.split()[0] for line in output.partition("Job files:")[2].splitlines() if line.startswith("  ")]
     assert sorted(shown) == sorted(name.replace("_", "-") for name in _NAMES)
+
+
+def test_systems_that_rljob_does_not_run_on_are_named_at_the_start():
+    assert find_obstacle("linux", (3, 13, 2)) == find_obstacle("darwin", (3, 11, 0)) == ""
+    assert "install it in WSL2" in find_obstacle("win32", (3, 12, 0))
+    assert "uv tool install --python 3.13 rljob" in find_obstacle("linux", (3, 14, 0))

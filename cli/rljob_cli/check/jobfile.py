@@ -239,8 +239,8 @@ def load_partial(
 
 
 def read_local_names(data: Any, folder: Path, place: Location = ()) -> Iterator[tuple[str, str]]:
-    """Replace what only this machine can read, and yield the field and the text of each: names of models and data, by
-    those of a manifest; and function.module in the job's folder by function.file, which `rljob submit` takes along."""
+    """Replace what only this machine can read, and yield each field with its text: names of models and data, by those
+    of a manifest; and function.module in the job's folder by function.file, which `rljob submit` takes along."""
     for key, value in data.items() if isinstance(data, dict) else enumerate(data if isinstance(data, list) else ()):
         here = (*place, key)
         if key not in _FREE_FORM:

@@ -38,8 +38,8 @@ def find_without_counterpart(name: str) -> str | None:
 
 
 def explain_name(name: str) -> str:
-    """Return what a name of another trainer, or the end of one, is here; empty for one that none has. `name`: the last
-    part of a path."""
+    """Return what a name of another trainer is here, which may begin with more words; empty if none has it. `name`:
+    the last part of a path."""
     word = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
     # The first name of a cell is what the field means; others are what it is divided by.
     rows = [(peer, ours, _list_names(cell)) for peer in _TABLES for ours, cell in read_table(peer)]

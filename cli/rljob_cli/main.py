@@ -20,7 +20,7 @@ def find_obstacle(platform: str, python: tuple[int, ...]) -> str:
 
 
 def main() -> None:
-    if obstacle := find_obstacle(sys.platform, sys.version_info):
+    if obstacle := find_obstacle(sys.platform, sys.version_info[:2]):
         sys.exit(obstacle)
     clean_streams()
     try:

@@ -8,6 +8,7 @@ import os
 import shlex
 import signal
 from pathlib import Path
+from typing import Any
 
 from rljob_api.errors import UserError
 from rljob_api.run.folder import FILE_JOB, FILE_METRICS
@@ -42,7 +43,9 @@ def find_here(name: str, target: Target) -> Path | None:
 @guard
 def list_command(target: Target, directory: Path, *, everywhere: bool, output: str) -> int:
     found = [describe(run.name, run, read_metrics(run / FILE_METRICS)) for run in list_runs(directory)]
-    rows = [[_HERE, run.name, run.phase, run.step, run.total_steps, run.reward, run.changed] for run in found]
+    rows: list[list[Any]] = [
+        [_HERE, run.name, run.phase, run.step, run.total_steps, run.reward, run.changed] for run in found
+    ]
     if has_cluster(target):
         from rljob_cli.cluster.commands import list_jobs
 
@@ -77,5 +80,8 @@ def stop_run(folder: Path, output: str) -> int:
         raise UserError(f"{folder}: is not in progress; the `rljob run` that started it resumes it")
     os.kill(process, signal.SIGINT)
     message = f"{folder} is being stopped, as by Ctrl-C; the same `rljob run` resumes from its last checkpoint"
-    print_json({"message": message}) if output == "json" else print(message)
+    if output == "json":
+        print_json({"message": message})
+    else:
+        print(message)
     return 0

@@ -187,14 +187,14 @@ def test_reward_function_that_raises_on_import(scenario: Scenario) -> None:
     scenario.kubectl("delete", "pod", "-l", "rljob.dev/role=reward")  # a new Pod reads the changed ConfigMap
     assert_failed(scenario, scenario.wait_for_warning("UserError", fragments, condition="Failed"))
     scenario.apply(build_source(SOUND))
-    scenario.rljob("retry", "job")
+    scenario.rljob("resume", "--retry", "job")
     scenario.wait_until_healthy()
 
 
 def assert_failed(scenario: Scenario, warning: str) -> None:
     explanation = scenario.explain()
     assert warning in explanation["why"]
-    assert explanation["next"][-1] == f"kubectl rljob retry job -n {scenario.namespace}"
+    assert explanation["next"][-1] == f"kubectl rljob resume --retry job -n {scenario.namespace}"
     wait_for("released nodes", lambda: not scenario.pods(), RECOVERY_TIMEOUT_SECONDS)
 
 

@@ -13,13 +13,20 @@ from rljob_cli.exits import EXIT_BAD_INPUT
 from rljob_cli.output import choose_format, is_json, print_error
 
 _GROUPS = {
-    "Job files": ("init", "validate", "plan", "render", "test-reward", "test-agent"),
-    "On this machine": ("run", "evaluate"),
+    "Job files": ("init", "validate", "plan", "test-reward", "test-agent"),
+    "On this machine": ("try", "run", "evaluate"),
     "Data of a run": ("ui", "trajectories", "report", "export"),
-    "In a cluster": ("submit", "top", "explain", "logs", "suspend", "resume", "retry", "restart"),
+    "Runs and jobs": ("ls", "top", "explain", "logs", "suspend"),
+    "In a cluster": ("submit", "resume", "restart"),
 }
 
 _OTHERS = "Other commands"
+
+_MEANT = {
+    **{"stop": "suspend", "list": "ls", "ps": "ls", "status": "explain", "train": "run", "serve": "export"},
+    **{"render": "validate --render", "retry": "resume --retry"},
+}
+"""Commands of others, and earlier ones."""
 
 _INDENT = 6
 """Columns that a list of commands takes besides names and texts."""
@@ -31,6 +38,11 @@ class _Commands(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         """In the order in which the shell completes them, whatever file declares them."""
         return sorted(self.commands)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if (meant := _MEANT.get(args[0])) is not None:
+            ctx.fail(f"No such command '{args[0]}'; here it is `rljob {meant}`.")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         for title, rows in group_commands(self.commands.values(), formatter.width):

@@ -1,4 +1,4 @@
-"""The commands run, validate, plan and render, from arguments to exit code.
+"""The commands run, try, validate and plan, from arguments to exit code.
 
 Without instructions for bfloat16, torch and vLLM convert each value before they multiply it, which takes several times
 as long as float32: jobs that leave the type open use that.
@@ -7,32 +7,40 @@ as long as float32: jobs that leave the type open use that.
 import functools
 import json
 import os
+import shlex
 import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rljob_api.errors import RLJobError, UserError
+from rljob_api.manifest.algorithm import DynamicSampling
 from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.job_sections import Checkpoint, Tracking
 from rljob_api.read.documents import Problem
-from rljob_api.run.folder import FILE_SUMMARY, last_checkpoint
+from rljob_api.run.folder import FILE_SUMMARY, TRAJECTORIES, last_checkpoint
 from rljob_api.run.origin import FILE_ORIGIN, Change
+from rljob_cli.check.device_fields import DEFAULT_MODEL
 from rljob_cli.check.downloads import show_downloads
 from rljob_cli.check.from_model import describe_from_model, describe_unread
 from rljob_cli.check.jobfile import Finding, JobFile, Target, check_file, load, load_partial, set_model
 from rljob_cli.check.machine import Machine
 from rljob_cli.check.memory import describe_sharing, share_machine
 from rljob_cli.check.preflight import check_objects, locate, read_trained_config
+from rljob_cli.check.scaffold import find_copy
 from rljob_cli.check.tenant_policy import load_policy
 from rljob_cli.check.verdict import describe_unused, find_policy_problems, judge, print_verdict, to_json
 from rljob_cli.exits import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED, guard
 from rljob_cli.export.steps import provide_model
 from rljob_cli.local.network import claim_block
 from rljob_cli.options import PlanOptions, RunOptions, ValidateOptions
-from rljob_cli.output import print_error, print_json
+from rljob_cli.output import print_error, print_json, say
 from rljob_cli.run import runfolder
-from rljob_cli.tables import choose_console, print_lines_on
+from rljob_cli.tables import choose_console, print_lines_on, show
+from rljob_cli.trajectories.conversation import LEGEND, build_conversation
+from rljob_cli.trajectories.index import Query, read_rows
 from rljob_core.children.start_model import FIELD, locate_model, parse_start, with_any_claim
 from rljob_inputs.findings import describe_lengths
 from rljob_inputs.machine.installation import find_device_extra, require
@@ -92,7 +100,27 @@ def run_command(options: RunOptions) -> int:
     require(find_device_extra(), "rljob run")
     claims, directory = parse_claims(options.volumes), options.directory
     file = load_partial(options.files.path, options.overrides or [], runs=directory, resumes=not options.fresh)
-    folder = (directory / file.job.metadata.name).resolve()
+    return run_file(file, (directory / file.job.metadata.name).resolve(), claims, options)
+
+
+def shorten(job: RLJob, **evaluation: Any) -> RLJob:
+    """Return the job with one step of as few samples as there can be, and no result to keep. `evaluation`: fields."""
+    spec = job.spec
+    schedule = {"type": "synchronous", "max_staleness": None, "steps": 1, "mini_batches": 1}
+    schedule |= {"prompts_per_step": spec.trainer.num_ranks}
+    return job.with_spec(
+        evaluation=spec.evaluation.model_copy(update=evaluation | {"every_steps": 0, "sets": [], "best": None}),
+        schedule=spec.schedule.model_copy(update=schedule),
+        algorithm=spec.algorithm.model_copy(
+            update={"group_size": 2, "dynamic_sampling": DynamicSampling(enabled="never")}
+        ),
+        checkpoint=Checkpoint(export="never"),
+        tracking=Tracking(tensorboard=False),
+        suspend=False,
+    )
+
+
+def run_file(file: JobFile, folder: Path, claims: dict[str, Path], options: RunOptions) -> int:
     with runfolder.lock(folder):
         return _run_locked(file, folder, claims, options)
 
@@ -156,7 +184,7 @@ def _run_locked(file: JobFile, folder: Path, claims: dict[str, Path], options: R
     except RLJobError as error:  # the run itself has its result
         say(f"no report: {error}")
     if phase == "Interrupted":
-        again = f"rljob run {file.path} --dir {folder.parent}"
+        again = shlex.join(["rljob", "run", str(file.path), "--dir", str(folder.parent)])
         say(f"to resume: {again} (with your --set and --volume, without --fresh)")
     _print_result(folder, phase, output)
     return {"Succeeded": 0, "Interrupted": EXIT_INTERRUPTED}.get(phase, EXIT_FAILED)
@@ -201,7 +229,28 @@ def _print_result(folder: Path, phase: str, output: str) -> None:
 
 
 @guard
+def try_command(options: RunOptions) -> int:
+    """Run one step of as few samples as there can be, in a folder that is removed, and show them."""
+    require(find_device_extra(), "rljob try")
+    path, claims = options.files.path, parse_claims(options.volumes)
+    small = find_copy(DEFAULT_MODEL, path.parent)
+    model = [f"spec.model.source={small}"] if small != DEFAULT_MODEL else []
+    file = load_partial(path, [*model, *(options.overrides or [])])
+    say(f"tries {path} with {file.job.spec.model.source}")
+    file = replace(file, job=shorten(file.job.with_spec(data=file.job.spec.data.model_copy(update={"eval": None}))))
+    with tempfile.TemporaryDirectory(prefix="rljob-try-") as scratch:
+        folder = Path(scratch).resolve() / file.job.metadata.name
+        code = run_file(file, folder, claims, options)
+        for row in read_rows(folder / TRAJECTORIES, Query(lane="train")):
+            show(build_conversation(row, full=False, tokens=True))
+    show(LEGEND)
+    return code
+
+
+@guard
 def validate_command(options: ValidateOptions) -> int:
+    if options.render:
+        return _render(options.files.paths, options.overrides or [], options.output)
     claims, output, found = parse_claims(options.volumes), options.output, []
     target: Target | None = "cluster" if options.cluster else "local" if options.local else None
     policy = load_policy(options.policy) if options.policy else None
@@ -254,8 +303,7 @@ def _find_unknown_claim(file: JobFile) -> list[Finding]:
     return [Finding(FIELD, message, only="cluster")]
 
 
-@guard
-def render_command(paths: list[Path], overrides: list[str], output: str) -> int:
+def _render(paths: list[Path], overrides: list[str], output: str) -> int:
     from rljob_core.children.common import to_yaml
     from rljob_core.plan.job import render_children
 

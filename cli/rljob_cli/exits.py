@@ -39,7 +39,7 @@ def guard(command: Callable[P, int]) -> Callable[P, int]:
             print_error(f"{error.name} is not installed; {describe_installation(extra)}", EXIT_BAD_INPUT)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                print_error(f"{error.strerror}; free disk space, or choose another disk with --dir", EXIT_FAILED)
+                print_error(f"{error.strerror}; free disk space, or write to another disk", EXIT_FAILED)
                 return EXIT_FAILED
             if error.filename is None:  # not a file of the user: a closed pipe, or a defect
                 raise

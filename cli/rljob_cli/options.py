@@ -79,7 +79,9 @@ SortOption = Annotated[
 class JobFiles:
     jobs: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="JOB.yaml", show_default=False, help="Files with an RLJob each; - is stdin."),
+        typer.Argument(
+            metavar="JOB.yaml", show_default=False, help="Files with an RLJob each, or folders of `init`; - is stdin."
+        ),
     ] = None
     filenames: Annotated[
         list[Path] | None,
@@ -89,7 +91,8 @@ class JobFiles:
     @property
     def paths(self) -> list[Path]:
         """The files of the arguments and of -f, in this order."""
-        files = [*(self.jobs or []), *(self.filenames or [])]
+        given = [*(self.jobs or []), *(self.filenames or [])]
+        files = [each / "rljob.yaml" if (each / "rljob.yaml").is_file() else each for each in given]
         if not files:
             raise typer.BadParameter("pass a job's file: JOB.yaml, -f JOB.yaml, or - for stdin")
         return files
@@ -148,6 +151,9 @@ class ValidateOptions:
         bool, typer.Option("--cluster", help="For `kubectl apply`: needs no GPU, memory or file of this machine.")
     ] = False
     local: Annotated[bool, typer.Option("--local", help="For `rljob run` on this machine.")] = False
+    render: Annotated[
+        bool, typer.Option("--render", help="Print the objects that the operator creates, as YAML or JSON (-o json).")
+    ] = False
     policy: PolicyOption = None
     no_call: NoCallOption = False
     output: OutputOption = "text"
@@ -197,10 +203,10 @@ class TryAgentOptions:
     files: JobFiles
     row: Annotated[int, typer.Option(min=0, help="Row of data.train, from 0.")] = 0
     episodes: Annotated[int, typer.Option(min=1, help="How many episodes the base model plays.")] = 1
-    answer: Annotated[
+    completion: Annotated[
         list[str] | None,
         typer.Option(
-            help="An answer of the policy, in order; repeatable. Needs no model, and takes seconds.",
+            help="A completion of the policy, in order; repeatable. Needs no model, and takes seconds.",
             callback=check_text,
         ),
     ] = None
@@ -317,9 +323,9 @@ class ReportOptions:
     should_send: Annotated[
         bool, typer.Option("--send", help="First send what trackers missed of the run, by this shell's environment.")
     ] = False
-    file: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FILE.html", help="Default: report.html in the run.")
-    ] = None
+    file: Annotated[Path | None, typer.Option("--to", metavar="FILE.html", help="Default: report.html in the run.")] = (
+        None
+    )
     should_open: OpenOption = False
     reason: ReasonOption = None
     sort: SortOption = None

@@ -30,7 +30,7 @@ from rljob_inputs.models.architectures import describe_untested, find_obstacles,
 from rljob_inputs.models.chat_problems import find_chat_problems, find_unread
 from rljob_inputs.models.config import find_adapter_obstacle
 from rljob_inputs.models.defaults import FromModel, OwnSettings, Resolved, resolve, resolve_job
-from rljob_inputs.models.files import ModelFiles, open_model
+from rljob_inputs.models.files import ModelFiles, describe_missing_config, open_model
 from rljob_inputs.models.own_settings import read_own_settings
 from rljob_inputs.models.weights import count_parameters, find_matrices, find_weight_problems
 from rljob_inputs.objects.errors import RefusedObjectError
@@ -296,7 +296,7 @@ def _open(
         report.add_error(error, f"{path}.revision" if isinstance(error, MissingRevisionError) else source)
         return None
     if "config.json" not in files.sizes:
-        remedy = "set a Hugging Face folder, as save_pretrained writes it, or hf://org/name"
+        remedy = describe_missing_config(files)
         report.add(source, f"{files.place} is not a Hugging Face model: config.json is missing; {remedy}")
         return None
     try:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,11 @@ if TYPE_CHECKING:
 Kind = Literal["model", "dataset"]
 _TIMEOUT_SECONDS = 3.0
 _REFUSALS = (401, 403, 404)
+_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+_PAGE = re.compile(
+    r"(?:(?:https?://)?(?:huggingface\.co|hf\.co)/(?:datasets/)?|hf:/?(?!/))([^/?#]+/[^/?#]+)(?:/(?:tree/main/?)?)?"
+)
+_FILE = re.compile(r"\.(jsonl|json|csv|tsv|parquet|gz|bz2|xz|zst|txt|gguf|safetensors)$")
 _MARKERS = {"model": "config.json", "dataset": "README.md"}
 """A file that nearly every repository of a kind has: found in the cache, it names the cached commit."""
 
@@ -158,6 +164,18 @@ def offline_mode() -> Iterator[None]:
     finally:
         for module, value in zip(modules, before, strict=True):
             module.HF_HUB_OFFLINE = value
+
+
+def read_source(text: str, folder: Path) -> str:
+    """Return the source of a manifest for what its users write: org/name or the address of its page is on the Hub,
+    unless `folder` has org/; ~ and variables of the shell are this machine's paths, and start at `folder` then."""
+    if page := _PAGE.fullmatch(text):
+        return f"hf://{page[1]}"
+    if _NAME.fullmatch(text) and not _FILE.search(text) and not (folder / text).parent.exists():
+        return f"hf://{text}"
+    path = os.path.expanduser(os.path.expandvars(text))
+    is_local = path != text and not (folder / text).exists() and os.path.isabs(path)
+    return os.path.relpath(path, folder) if is_local else text
 
 
 def repository_name(source: str) -> str:

@@ -104,7 +104,8 @@ class HasSource(Spec):
     CLUSTER_RULES: ClassVar[tuple[ClusterRule, ...]] = (
         ClusterRule(
             "source",
-            f"must be {_FORMS} or an absolute path on a cluster; relative paths work only with `rljob run`",
+            f"must be {_FORMS} or an absolute path on a cluster; relative paths, ~, $HOME and names of the Hub "
+            "without hf:// work only with `rljob run` and `rljob submit`",
             "self.source.contains('://') || self.source.startsWith('/')",
         ),
     )
@@ -133,7 +134,8 @@ class ModelSource(HasSource):
 
     source: PathText
     """A folder in Hugging Face format. `hf://org/name`, `pvc://claim/path`, `s3://bucket/path` (also `gs://`, `az://`),
-    `/path`, or a path relative to the job file (`./path`, `../path`; `rljob run` only). spec.model also takes
+    `/path`, or a path relative to the job file (`./path`, `../path`; `rljob run` only). `rljob` also reads `org/name`,
+    the address of a page of the Hub, `~` and `$HOME`. spec.model also takes
     `job://NAME@STEP`: the model of another RLJob of the namespace, or of another run of `rljob run`."""
     revision: ShortText | None = None
     """Branch, tag or commit of an hf:// source."""

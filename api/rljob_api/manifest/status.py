@@ -278,7 +278,8 @@ class RLJobStatus(Spec):
     scaling: list[RewardScaling] = Field(default=[], json_schema_extra=list_map("name"))
     """Last decision for each reward, user, tool and runner with autoscaling."""
     avoided_nodes: list[AvoidedNode] = Field(default=[], max_length=MAX_AVOIDED_NODES)
-    """Nodes with a broken GPU, by role. Empty after suspend, `kubectl rljob retry` and, for the role, `restart`."""
+    """Nodes with a broken GPU, by role. Empty after suspend, `kubectl rljob resume --retry` and, for the role,
+    `restart`."""
     progress: JobProgress = Field(default=JobProgress())
     """The driver's last report."""
     evaluation: list[EvaluationFigure] = Field(default=[], max_length=MAX_FIGURES)
@@ -291,7 +292,7 @@ class RLJobStatus(Spec):
     """What the fields have that spec leaves out, by path, since the job first started. An operator whose defaults are
     others keeps these."""
     retried: str = ""
-    """Last processed value of the annotation rljob.dev/retry (`kubectl rljob retry`)."""
+    """Last processed value of the annotation rljob.dev/retry (`kubectl rljob resume --retry`)."""
     queued_since: datetime | None = None
     """Start of the wait for a complete gang (scheduling.gang)."""
     not_before: datetime | None = None

@@ -10,6 +10,7 @@ import textwrap
 import types
 import typing
 from collections.abc import Callable, Iterator
+from operator import eq
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic.alias_generators import to_camel
@@ -73,7 +74,7 @@ def _at_least(number: int, units: str) -> str:
 def _remedy(kind: str, value: Any) -> str:
     if kind == "string_type" and isinstance(value, int | float):
         return "; put it in quotes"
-    if kind in ("int_type", "float_type") and isinstance(value, str):
+    if kind in ("int_type", "float_type") and isinstance(value, str) and value.strip("-+.").isdigit():
         return "; write it without quotes"
     return ""
 
@@ -97,11 +98,14 @@ def find_intended_field(root: type[Spec], location: Location) -> Location | None
     if not known or location[-1] in known:
         return None
     near = _nearest(_camel(location[-1]), known)
-    return (*location[:-1], near) if near else _find_elsewhere(root, _camel(location[-1]))
+    return (*location[:-1], near) if near else _find_elsewhere(root, location)
 
 
-def _find_elsewhere(root: type[Spec], name: str) -> Location | None:
-    return next((path for path in all_paths(root) if path[-1] == name and path[0] == "spec"), None)
+def _find_elsewhere(root: type[Spec], location: Location) -> Location | None:
+    """Return the nearest field of the name: that which has most of its path in common."""
+    name = _camel(location[-1])
+    found = [path for path in all_paths(root) if path[-1] == name and path[0] == "spec"]
+    return max(found, key=lambda path: sum(map(eq, path, location)), default=None)
 
 
 def _camel(key: str | int) -> str:
@@ -113,7 +117,7 @@ def _describe_unknown(root: type[Spec], location: Location) -> str:
     camel = _camel(location[-1])
     near = _nearest(camel, known)
     differs_in_case_only = near is not None and near.lower() == camel.lower()
-    elsewhere = _find_elsewhere(root, camel)
+    elsewhere = _find_elsewhere(root, location)
     if elsewhere and not differs_in_case_only:
         return f"is unknown here; {camel} belongs in {format_path(elsewhere[:-1])}"
     if near:

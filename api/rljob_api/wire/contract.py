@@ -25,7 +25,7 @@ LABEL_VERSION = f"{APP_LABEL}version"
 LABEL_REWARD_MODEL = "rljob.dev/reward-model"
 """On children of a RewardModel, instead of LABEL_JOB."""
 ANNOTATION_RETRY = "rljob.dev/retry"
-"""On an RLJob: a new value restarts a failed job from its checkpoint (`kubectl rljob retry`)."""
+"""On an RLJob: a new value restarts a failed job from its checkpoint (`kubectl rljob resume --retry`)."""
 ANNOTATION_RESTART = "rljob.dev/restart"
 """On an RLJob or RewardModel: a new value replaces all Pods, as the current operator builds them. `-ROLE`, a name of
 status.roles, is appended for one role (`kubectl rljob restart`)."""

@@ -25,7 +25,7 @@ from rich.console import Console
 
 from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.job import RLJob
-from rljob_api.manifest.job_sections import Checkpoint, DataSource, Tracking
+from rljob_api.manifest.job_sections import DataSource
 from rljob_api.manifest.services.runner import RUNNER_SERVICE, Runner
 from rljob_api.run.folder import TRAJECTORIES, list_trajectory_files
 from rljob_api.run.trajectories import SampleRow
@@ -44,7 +44,7 @@ from rljob_cli.check.waits import (
     report_waits,
     wait_until_ready,
 )
-from rljob_cli.commands import parse_claims, use_fast_types
+from rljob_cli.commands import parse_claims, shorten, use_fast_types
 from rljob_cli.exits import EXIT_FAILED, EXIT_INTERRUPTED, guard
 from rljob_cli.local.cluster import LOCAL_DEFAULTS, LocalCluster, running
 from rljob_cli.local.network import claim_block
@@ -190,7 +190,7 @@ async def _ask(url: str, call: RowsCall) -> CallResult:
 def try_agent_command(options: TryAgentOptions) -> int:
     """Play, print, and return 1 if an episode or a result is invalid."""
     require(find_device_extra(), "rljob test-agent")
-    answers, block = options.answer or [], options.network
+    answers, block = options.completion or [], options.network
     file, claims = load(options.files.path, options.overrides or []), parse_claims(options.volumes)
     require_weights(None if answers else file.start)
     if file.job.spec.agent.type == "singleTurn":
@@ -282,19 +282,7 @@ def place_row(job: RLJob, values: Mapping[str, Any], episodes: int, folder: Path
         changes |= {"limit": None, "offset": 0, "data_source": data_source}
         sources[name] = spec.data.train.model_copy(update=changes)
     evaluation = {"sampling": spec.rollout.sampling, "at_start": True, "every_steps": 0, "samples_per_prompt": 1}
-    evaluation |= {"sets": [], "best": None}
-    return job.with_spec(
-        agent=agent,
-        data=spec.data.model_copy(update=sources),
-        evaluation=spec.evaluation.model_copy(update=evaluation),
-        schedule=spec.schedule.model_copy(
-            update={"type": "synchronous", "max_staleness": None, "prompts_per_step": num_prompts, "mini_batches": 1}
-        ),
-        algorithm=spec.algorithm.model_copy(update={"group_size": 2}),
-        checkpoint=Checkpoint(export="never"),
-        tracking=Tracking(tensorboard=False),
-        suspend=False,
-    )
+    return shorten(job.with_spec(agent=agent, data=spec.data.model_copy(update=sources)), **evaluation)
 
 
 def is_invalid(row: SampleRow) -> bool:
@@ -312,7 +300,7 @@ def describe_rest(rows: Sequence[SampleRow], job: RLJob, answers: Sequence[str])
     if rows and used < len(answers):
         lines.append(f"{len(answers) - used} of {len(answers)} answers were not used: the episode had ended")
     elif any(row.end == "max_turns" and len(row.turns or []) < limit for row in rows):
-        lines.append(f"the policy would answer next, up to {limit} times; add --answer")
+        lines.append(f"the policy would answer next, up to {limit} times; add --completion")
     return lines
 
 

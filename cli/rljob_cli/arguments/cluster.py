@@ -1,4 +1,4 @@
-"""What the commands on jobs in a cluster take: submit, suspend, resume, retry, restart, explain, top, logs."""
+"""What the commands on jobs in a cluster take, most of which also take a run on this machine."""
 
 import contextlib
 from typing import Annotated
@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from rljob_cli.app import command
-from rljob_cli.options import ForceOption, OutputOption, SubmitOptions, Target
+from rljob_cli.options import RUNS, DirectoryOption, ForceOption, OutputOption, SubmitOptions, Target
 
 _COMPLETION_SECONDS = 2.0
 """For which the completion of names waits for the cluster."""
@@ -32,7 +32,10 @@ def complete_jobs(context: typer.Context, incomplete: str) -> list[str]:
 
 
 _NameArgument = Annotated[
-    str, typer.Argument(metavar="NAME", help="An RLJob in the cluster.", autocompletion=complete_jobs)
+    str,
+    typer.Argument(
+        metavar="NAME", help="An RLJob in the cluster, or a run on this machine.", autocompletion=complete_jobs
+    ),
 ]
 
 
@@ -52,26 +55,28 @@ def suspend(
     target: Target,
     output: OutputOption = "text",
 ) -> int:
-    """Release a job's nodes and keep its checkpoints."""
+    """Release a job's nodes and keep its checkpoints; or stop a run on this machine, which resumes like that, too."""
+    from rljob_cli.ui import local
+
+    if folder := local.find_here(name, target):
+        return local.stop_run(folder, output)
     from rljob_cli.cluster import commands
 
     return commands.control_command(target, "suspend", name, output, force=force)
 
 
 @command()
-def resume(*, name: _NameArgument, target: Target, output: OutputOption = "text") -> int:
-    """Resume a suspended job from its last checkpoint."""
+def resume(
+    *,
+    name: _NameArgument,
+    retry: Annotated[bool, typer.Option("--retry", help="A failed job, too.")] = False,
+    target: Target,
+    output: OutputOption = "text",
+) -> int:
+    """Resume a suspended job, or with --retry a failed one, from its last checkpoint."""
     from rljob_cli.cluster import commands
 
-    return commands.control_command(target, "resume", name, output)
-
-
-@command()
-def retry(*, name: _NameArgument, target: Target, output: OutputOption = "text") -> int:
-    """Start a failed job again from its last checkpoint."""
-    from rljob_cli.cluster import commands
-
-    return commands.control_command(target, "retry", name, output)
+    return commands.control_command(target, "retry" if retry else "resume", name, output)
 
 
 @command()
@@ -98,7 +103,11 @@ def restart(
 
 @command()
 def explain(*, name: _NameArgument, target: Target, output: OutputOption = "text") -> int:
-    """Explain the state of a job in the cluster, and what to do about it."""
+    """Explain the state of a job in the cluster, or of a run on this machine, and what to do about it."""
+    from rljob_cli.ui import local
+
+    if folder := local.find_here(name, target):
+        return local.explain_run(folder, output)
     from rljob_cli.cluster import commands
 
     return commands.explain_command(target, name, output)
@@ -116,7 +125,11 @@ def top(
     target: Target,
     output: OutputOption = "text",
 ) -> int:
-    """Show the jobs in the cluster: their progress, and what they wait for."""
+    """Show the jobs in the cluster: their progress, and what they wait for; or a run on this machine."""
+    from rljob_cli.ui import local
+
+    if name and (folder := local.find_here(name, target)):
+        return local.explain_run(folder, output)
     from rljob_cli.cluster import commands
 
     return commands.top_command(target, name, everywhere=everywhere, watch=watch, output=output)
@@ -142,8 +155,27 @@ def logs(
     ] = False,
     target: Target,
 ) -> int:
-    """Print the logs of a job's Pods, merged."""
-    from rljob_cli.cluster import commands
-    from rljob_cli.cluster.logs import Selection
+    """Print the logs of a job's Pods, merged; or of a run on this machine, one after the other."""
+    from rljob_cli.cluster.logs import Selection, print_run
+    from rljob_cli.ui import local
 
-    return commands.logs_command(target, Selection(name, role, container, tail, previous), follow=follow)
+    selection = Selection(name, role, container, tail, previous)
+    if folder := local.find_here(name, target):
+        return print_run(folder, selection, follow=follow)
+    from rljob_cli.cluster import commands
+
+    return commands.logs_command(target, selection, follow=follow)
+
+
+@command("ls")
+def list_all(
+    *,
+    everywhere: Annotated[bool, typer.Option("-A", "--all-namespaces", help="Jobs of all namespaces.")] = False,
+    directory: DirectoryOption = RUNS,
+    target: Target,
+    output: OutputOption = "text",
+) -> int:
+    """List the runs on this machine and the jobs in the cluster."""
+    from rljob_cli.ui import local
+
+    return local.list_command(target, directory, everywhere=everywhere, output=output)

@@ -1,4 +1,4 @@
-"""What the commands on job files take: run, validate, plan, render, init, test-reward, test-agent, evaluate."""
+"""What the commands on job files take: try, run, validate, plan, init, test-reward, test-agent, evaluate."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -9,6 +9,7 @@ from rljob_cli.app import app, command
 from rljob_cli.options import (
     EvaluateOptions,
     JobFiles,
+    NetworkOption,
     OutputOption,
     PlanOptions,
     RunOptions,
@@ -16,6 +17,7 @@ from rljob_cli.options import (
     TryAgentOptions,
     TryRewardOptions,
     ValidateOptions,
+    VolumeOption,
 )
 
 
@@ -32,6 +34,17 @@ def run(options: RunOptions) -> int:
     from rljob_cli.commands import run_command
 
     return run_command(options)
+
+
+@command("try")
+def try_job(
+    *, files: JobFiles, overrides: SetOption = None, volumes: VolumeOption = None, network: NetworkOption = None
+) -> int:
+    """Try all of a job at once: its data, reward, agent and one step, with the small model of .models if it is here."""
+    from rljob_cli.commands import try_command
+
+    options = RunOptions(files=files, overrides=overrides, volumes=volumes, network=network, output="plain")
+    return try_command(options)
 
 
 @command()
@@ -52,21 +65,6 @@ def plan(options: PlanOptions) -> int:
     if options.target and options.policy is not None:
         raise typer.BadParameter("pass --policy FILE, or -n, --context and --kubeconfig, which read the cluster's")
     return plan_command(options)
-
-
-@command()
-def render(
-    *,
-    files: JobFiles,
-    overrides: SetOption = None,
-    output: Annotated[
-        Literal["yaml", "json"], typer.Option("-o", "--output", help="json: one List, as kubectl prints it.")
-    ] = "yaml",
-) -> int:
-    """Print the objects that the operator creates for a job. The token is a placeholder."""
-    from rljob_cli.commands import render_command
-
-    return render_command(files.paths, overrides or [], output)
 
 
 @app.command()

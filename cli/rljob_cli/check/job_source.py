@@ -6,6 +6,7 @@ Reads alone; `rljob_cli.export.steps` writes. Invariant: a run that has its mode
 the other run.
 """
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,7 +62,7 @@ def require_weights(start: StartModel | None) -> None:
         pin = start.pin
         raise UserError(
             f"{FIELD}: {pin.source} is step {pin.step} of {pin.run}, which is not exported; `rljob run` exports it; "
-            f"here, pass --set {FIELD}=DIR after `rljob export {pin.run} --step {pin.step} --to DIR`"
+            f"here, pass --set {FIELD}=DIR after `rljob export {shlex.quote(pin.run)} --step {pin.step} --to DIR`"
         )
 
 

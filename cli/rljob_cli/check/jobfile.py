@@ -10,8 +10,8 @@ import contextlib
 import itertools
 import re
 import sys
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,8 +24,10 @@ from rljob_api.read.load import InvalidManifestError, is_other_object, read_mani
 from rljob_cli.check import template_file
 from rljob_cli.check.job_source import FIELD, StartModel, find_start_model
 from rljob_cli.check.other_objects import find_object_problems, inline_config_maps
+from rljob_cli.check.peer_settings import explain_name
 from rljob_cli.check.template_file import inline_template
 from rljob_cli.output import say
+from rljob_inputs.hub import read_source
 
 _REWARD_FIELDS = {"name", "weight", "failurePolicy", "deadlineSeconds", "hedging", "rewardModelRef"}
 Models = dict[tuple[str, str], tuple[RewardModel, Document]]
@@ -125,6 +127,8 @@ class JobFile:
     """Objects of other APIs that only kubectl uses."""
     relative: dict[str, str] = field(default_factory=dict)
     """By field: paths as written, which start at the file's folder."""
+    named: dict[str, str] = field(default_factory=dict)
+    """By field: names of models and data that only the CLI reads, as written."""
     start: StartModel | None = None
     """What job:// in spec.model.source means here; `job` has its path."""
 
@@ -191,14 +195,17 @@ def load_partial(
     text = _read_text(path)
     document, others = _read_documents(path, text)
     objects = [other for other in others if is_other_object(other)]
-    models, problems = read_reward_models(other for other in others if not is_other_object(other))
+    own = [other for other in others if not is_other_object(other)]
+    for other in own:
+        dict(read_local_names(other.data, path.parent))
+    models, problems = read_reward_models(own)
     invalid = list(find_object_problems(objects))
     problems += invalid
     for override in overrides:
         apply_override(document.data, override)
-    use_files_of_modules(document.data, path.parent)
+    named = dict(read_local_names(document.data, path.parent))
     job, found = read_manifest(document)
-    problems += found
+    problems += map(_explain_unknown, found)
     if not isinstance(job, RLJob):
         raise InvalidManifestError(str(path), problems)
     sources: dict[int, Document] = {}
@@ -214,7 +221,6 @@ def load_partial(
     relative = find_relative_paths(job)
     job, found = inline_template(job, document, path.parent)
     problems += found
-    own = {name: model for (namespace, name), (model, _) in models.items() if namespace == job.metadata.namespace}
     return JobFile(
         path=path,
         job=resolve(job, path.parent),
@@ -223,29 +229,50 @@ def load_partial(
         problems=tuple(problems),
         local_problems=tuple(local),
         sources=sources,
-        reward_models=own,
+        reward_models={name: model for (space, name), (model, _) in models.items() if space == job.metadata.namespace},
         others=tuple(others),
         unused=tuple(objects),
         relative=relative,
+        named=named,
         start=start,
     )
 
 
-def use_files_of_modules(data: Any, folder: Path) -> None:
-    """Replace each function.module that is in the job's folder by function.file, which `rljob submit` takes along."""
+def read_local_names(data: Any, folder: Path, place: Location = ()) -> Iterator[tuple[str, str]]:
+    """Replace what only this machine can read, and yield each field with its text: names of models and data, by those
+    of a manifest; and function.module in the job's folder by function.file, which `rljob submit` takes along."""
     for key, value in data.items() if isinstance(data, dict) else enumerate(data if isinstance(data, list) else ()):
-        use_files_of_modules(value, folder)
+        here = (*place, key)
+        if key not in _FREE_FORM:
+            yield from read_local_names(value, folder, here)
+        if key == "source" and isinstance(value, str) and (name := read_source(value, folder)) != value:
+            data[key] = name
+            yield format_path(here), value
         if (
             key == "function"
             and isinstance(value, dict)
             and "file" not in value
             and isinstance(value.get("module"), str)
         ):
-            place = Path(*value["module"].split("."))
-            files = (place.with_suffix(".py"), place / "__init__.py")
+            parts = Path(*value["module"].split("."))
+            files = (parts.with_suffix(".py"), parts / "__init__.py")
             if found := next((file for file in files if (folder / file).is_file()), None):
                 del value["module"]
                 value["file"] = str(found)
+
+
+_FREE_FORM = ("args", "env", "factoryArgs", "kwargs", "metadata", "template")
+"""Fields whose keys are the user's or Kubernetes'."""
+
+
+def _explain_unknown(problem: Problem) -> Problem:
+    """Return a problem that names our field for a name of another trainer."""
+    near = problem.message.partition("is unknown; did you mean ")[2]
+    name = str((parse_path(problem.path) or [""])[-1])
+    if not problem.message.startswith("is unknown;") or near.lower() == f"{name.replace('_', '').lower()}?":
+        return problem  # a name of ours, in another case
+    meant = explain_name(name)
+    return replace(problem, message=f"is unknown; {meant}") if meant else problem
 
 
 def _find_start(

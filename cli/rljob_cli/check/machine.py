@@ -64,7 +64,7 @@ def check_machine(
     yield from _check_trackers(job, machine)
     yield from _check_tracing(job, machine)
     yield from _check_disk(job, run_dir, machine, num_parameters)
-    yield from _check_memory(machine, needs)
+    yield from _check_memory(job, machine, needs)
 
 
 def _check_sandboxes(job: RLJob) -> Iterator[Finding]:
@@ -160,12 +160,13 @@ def _check_disk(job: RLJob, run_dir: Path, machine: Machine, parameters: Mapping
         remedy = "free disk space, lower checkpoint.keep, or choose another disk with --dir"
         yield Finding("spec.checkpoint.keep", f"{problem}; {remedy}")
     if not os.access(existing, os.W_OK):
-        yield Finding("", f"{existing} is not writable; choose another folder with --dir")
+        yield Finding("", f"{existing} is not writable; choose another folder with `rljob run --dir`")
 
 
-def _check_memory(machine: Machine, needs: Iterable[Need]) -> Iterator[Finding]:
+def _check_memory(job: RLJob, machine: Machine, needs: Iterable[Need]) -> Iterator[Finding]:
     needed = sum(need.count * need.num_bytes for need in needs if need.resource == "host")
     if needed > machine.available_memory_bytes:
         have = show_bytes(machine.available_memory_bytes)
-        message = f"the job needs up to {show_bytes(needed)} of memory, {have} are available; use fewer replicas"
-        yield Finding("", f"{message}, or what `rljob plan` shows as large", is_warning=True)
+        message = f"the job needs up to {show_bytes(needed)} of memory, {have} are available; lower"
+        message += f" trainer.microBatchTokens ({job.spec.trainer.micro_batch_tokens}), replicas, or what `rljob plan`"
+        yield Finding("", f"{message} shows as large", is_warning=True)

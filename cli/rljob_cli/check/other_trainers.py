@@ -1,6 +1,6 @@
 """`rljob init --from FILE`: a configuration of verl, TRL or prime-rl as a job, by the tables of docs/coming-from.md.
 
-The package has that page. A cell of its tables of settings is computed if it is one setting, or several with `/`, `x`,
+A cell of these tables of settings is computed if it is one setting, or several with `/`, `x`,
 `+` or `with` (if the other one is on) between them, each with the trainer's default in parentheses; then come the
 values that stand for ours, in the same order. Other cells are for people, and for the list of what is near.
 
@@ -12,10 +12,9 @@ import json
 import operator
 import os
 import re
+import shlex
 import subprocess
 import tomllib
-from fnmatch import fnmatch
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +26,18 @@ from rljob_api.read.documents import read_documents
 from rljob_api.read.load import read_manifest
 from rljob_cli.check.jobfile import apply_override
 from rljob_cli.check.own_data import relative_to
+from rljob_cli.check.peer_settings import find_without_counterpart, name_field, read_table
 from rljob_cli.check.scaffold import name_job
 from rljob_cli.check.trl_scripts import Computed, read_trl_script
 from rljob_cli.exits import guard
 from rljob_cli.output import print_json
 from rljob_inputs.data.rows import read_rows
+from rljob_inputs.hub import read_source
 from rljob_inputs.machine.bounded import bounded
 
 Settings = dict[str, Any]
 """By name, with dots for tables in tables."""
 
-_PAGE = (resources.files("rljob_cli.check") / "coming-from.md").read_text()
-_TABLES = {"verl": ("## Settings\n", 2), "TRL": ("## Settings\n", 3), "prime-rl": ("## Settings of slime", 3)}
-"""By trainer: the heading and the column."""
 _TERM = r"(?:`[^`]+`|rows)(?: \([^)]*\))?"
 _CELL = re.compile(rf"({_TERM}(?: (?:[/x+]|with) {_TERM})*)(?:: ([\w., -]+))?")
 _SETTING = re.compile(r"`?([\w.]+)`?(?: \((?:([\w.-]+)|[^)]*)\))?(?: ([/x+]|with) |$)")
@@ -86,7 +84,7 @@ def write_translation(directory: Path, file: str, output: str) -> int:
         settings = _read_settings(Path(file))
     except (ValueError, SyntaxError, yaml.YAMLError) as error:
         raise UserError(f"{file}: {error}; correct the file") from None
-    known = {peer: sum(f"`{name}`" in str(_read_table(peer)) for name in settings) for peer in _ALWAYS}
+    known = {peer: sum(f"`{name}`" in str(read_table(peer)) for name in settings) for peer in _ALWAYS}
     if not any(known.values()):
         raise UserError(
             f"{file} has no setting of {', '.join(known)}; pass the file that has them, as .sh, .yaml, .toml or .py"
@@ -94,6 +92,7 @@ def write_translation(directory: Path, file: str, output: str) -> int:
     peer = max(known, key=lambda peer: known[peer])
     if (path := directory / "rljob.yaml").exists():
         raise UserError(f"{path} exists; choose another folder")
+    following = f"rljob validate {shlex.quote(str(path))}"
     job, left = translate(settings, peer, directory, file)
     directory.mkdir(parents=True, exist_ok=True)
     path.write_text(job)
@@ -103,13 +102,13 @@ def write_translation(directory: Path, file: str, output: str) -> int:
                 "directory": str(directory),
                 "trainer": peer,
                 "left": [dict(zip(("setting", "value", "why"), each, strict=True)) for each in left],
-                "next": f"rljob validate {path}",
+                "next": following,
             }
         )
     else:
         print(f"wrote {path} from {len(settings)} settings of {peer}; without a counterpart:")
         print(*(f"  {name} = {value}: {why}" for name, value, why in left), sep="\n")
-        print(f"next: rljob validate {path}")
+        print(f"next: {following}")
     return 0
 
 
@@ -172,13 +171,6 @@ def _flatten(node: Any, path: str) -> Settings:
     return {name: value for key, each in node.items() for name, value in _flatten(each, f"{path}.{key}").items()}
 
 
-def _read_table(peer: str) -> list[tuple[str, str]]:
-    """Return the cells of the table of settings: ours, and the trainer's."""
-    heading, column = _TABLES[peer]
-    rows = re.findall(r"^\| `.*", _PAGE.partition(heading)[2].partition("\n## ")[0], re.M)
-    return [(cells[1].strip(), cells[column].strip()) for cells in (row.split("|") for row in rows)]
-
-
 def translate(settings: Settings, peer: str, directory: Path, file: str) -> tuple[str, list[tuple[str, Any, str]]]:
     """Return a job; and by setting or field what is not in it, and why."""
     computed = {name: settings.pop(name) for name, value in [*settings.items()] if isinstance(value, Computed)}
@@ -189,8 +181,8 @@ def translate(settings: Settings, peer: str, directory: Path, file: str) -> tupl
         parent, _, key = name.rpartition(".")
         if parent.endswith("chat_template_kwargs"):
             settings.setdefault(parent, {})[key] = settings.pop(name)
-    for ours, theirs in _read_table(peer):
-        cell, field = _CELL.fullmatch(theirs), re.split("[`:]", ours)[1]
+    for ours, theirs in read_table(peer):
+        cell, field = _CELL.fullmatch(theirs), name_field(ours)
         if not cell or field in names:
             continue
         terms = _SETTING.findall(cell[1])
@@ -241,10 +233,8 @@ def translate(settings: Settings, peer: str, directory: Path, file: str) -> tupl
 
 def _explain(name: str, value: Any, peer: str) -> str:
     """Return why a setting has no counterpart, or what is near."""
-    near = [ours for ours, theirs in _read_table(peer) if f"`{name}`" in theirs]
-    table = re.findall(r"^\| (.*`) \| (.*) \|$", _PAGE.partition("## Settings without a counterpart")[2], re.M)
-    found = (why for patterns, why in table if any(fnmatch(name, each) for each in re.findall("`([^`]+)`", patterns)))
-    where = next(found, f"near: {near[0].partition(': ')[0]}" if near else "nothing is near")
+    near = [ours for ours, theirs in read_table(peer) if f"`{name}`" in theirs]
+    where = find_without_counterpart(name) or (f"near: {near[0].partition(': ')[0]}" if near else "nothing is near")
     return f"computed by the script; set it; {where}" if isinstance(value, Computed) else where
 
 
@@ -300,10 +290,8 @@ def _describe(settings: Settings, peer: str, directory: Path, file: str) -> Sett
 
 def _place(source: str, directory: Path) -> str:
     """Return a model or data as a job names it. What is no path here, and could be a name on the Hub, is one."""
-    path = os.path.expanduser(source)
-    is_name = (
-        re.fullmatch(r"(?!(json|csv|text|parquet)$)[\w-][\w.-]*(/[\w.-]+)?", source)
-        and not os.path.exists(path)
-        and not source.endswith((".parquet", ".jsonl"))
-    )
-    return f"hf://{source}" if is_name else source if "://" in source else relative_to(path, directory)
+    is_name = re.fullmatch(
+        r"(?!(json|csv|text|parquet)$)[\w-][\w.-]*(?<!\.jsonl)(?<!\.parquet)", source
+    ) and not os.path.exists(source)
+    path = f"hf://{source}" if is_name else read_source(source, Path())
+    return path if "://" in path else relative_to(path, directory)

@@ -8,18 +8,20 @@ import json
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.job_sections import Data, TrainSource
 from rljob_api.manifest.sources import parse_source
+from rljob_cli.output import say
 from rljob_inputs.data.columns import read_answer, read_prompt
 from rljob_inputs.data.conversations import ends_with_answer
 from rljob_inputs.data.files import list_splits
 from rljob_inputs.data.rows import Row, read_rows
 from rljob_inputs.findings import InputError
+from rljob_inputs.hub import read_source
 from rljob_inputs.machine.bounded import bounded
 
 _PROMPT_COLUMNS = ("prompt", "question", "problem", "messages", "conversations", "instruction", "input", "query")
@@ -51,6 +53,7 @@ class OwnParts:
 @bounded
 def describe_own(data: OwnData, directory: Path) -> OwnParts:
     """Return what a job with these rows needs. Raise UserError if they, or the columns, cannot be read."""
+    data = replace(data, source=read_source(data.source, Path()))
     if "://" in data.source:
         if parse_source(data.source).kind == "env":
             raise UserError(
@@ -69,6 +72,8 @@ def describe_own(data: OwnData, directory: Path) -> OwnParts:
     else:
         held_out = min(_MAX_HELD_OUT, len(rows) // _HELD_OUT_SHARE)
         values = _place(source, quote(relative_to(data.source, directory)), held_out, "train" if splits else "")
+    if source.answer is None:
+        say(f"no answer among the columns {', '.join(rows[0].values)}: the job has answer: null; else pass --answer")
     return OwnParts(values, build_completions(source, rows[:_NUM_SHOWN]))
 
 
@@ -84,8 +89,10 @@ def _read_first(source: str) -> list[Row]:
 def _choose_columns(data: OwnData, row: Row) -> TrainSource:
     columns = list(row.values)
     prompt = _choose(data.prompt, _PROMPT_COLUMNS, columns, "--prompt")
-    is_answered = data.answer is None and ends_with_answer(row.values.get(prompt))
-    answer = prompt if is_answered else _choose(data.answer, _ANSWER_COLUMNS, columns, "--answer")
+    is_known = data.answer or any(name in columns for name in _ANSWER_COLUMNS)
+    answer = _choose(data.answer, _ANSWER_COLUMNS, columns, "--answer") if is_known else None
+    if data.answer is None and ends_with_answer(row.values.get(prompt)):
+        answer = prompt
     return TrainSource(source=data.source, prompt=prompt, answer=answer)
 
 
@@ -101,16 +108,21 @@ def _choose(given: str | None, common: tuple[str, ...], columns: list[str], opti
 
 def _place(source: TrainSource, location: str, held_out: int, split: str | None) -> dict[str, str]:
     """Return the placeholders. `split`: of the held-out rows; empty: the data has none; None: use its split test."""
-    columns = f"prompt: {quote(source.prompt)}, answer: {quote(source.answer or '')}"
+    columns = f"prompt: {quote(source.prompt)}, answer: {quote(source.answer) if source.answer else 'null'}"
     fields = f"source: {location}, {columns}"
+    accuracy = "\n  evaluation:\n    accuracy: exact        # the component of the reward that counts as accuracy"
+    common = {"template": '"{prompt}"', "accuracy": accuracy if source.answer else ""}
     if split is None:
-        return {"train": f"{{{fields}}}", "held_out": f"eval: {{{fields}}}    # its split test"}
+        return common | {"train": f"{{{fields}}}", "held_out": f"eval: {{{fields}}}    # its split test"}
     if not held_out:
         comment = "# Rows that are not trained on, to evaluate with:"
-        return {"train": f"{{{fields}}}", "held_out": f"{comment}\n    # eval: {{source: ./eval.jsonl, {columns}}}"}
+        return common | {
+            "train": f"{{{fields}}}",
+            "held_out": f"{comment}\n    # eval: {{source: ./eval.jsonl, {columns}}}",
+        }
     of_split = f", split: {split}" if split else ""
     comment = f"# The first {held_out} rows are not trained on, to evaluate with:"
-    return {
+    return common | {
         "train": f"{{{fields}, offset: {held_out}}}",
         "held_out": f"{comment}\n    eval: {{{fields}{of_split}, limit: {held_out}}}",
     }
@@ -130,6 +142,7 @@ def build_completions(source: TrainSource, rows: Sequence[Row]) -> str:
         used = {source.prompt, source.answer, "prompt", "completion", "answer", "group"}
         others = {name: value for name, value in row.values.items() if name not in used}
         texts = [str(answer)] if lines else [str(answer), f"It is {answer}.", f"{answer} or something else"]
+        texts = texts if source.answer else ["A short reply.", "word " * 60]
         lines += [{"prompt": prompt, "completion": text, "answer": answer, **others} for text in texts]
     return "".join(json.dumps(line, ensure_ascii=False, default=str) + "\n" for line in lines)
 

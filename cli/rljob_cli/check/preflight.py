@@ -136,7 +136,12 @@ def read_problem(problem: str) -> Finding:
 
 
 def _check_relative_paths(file: JobFile) -> Iterator[Finding]:
-    for path, written in file.relative.items():
+    for path, written in file.named.items():
+        if path not in file.relative:
+            source = file.job.spec.sources.get(path)
+            yield Finding(path, f"is a name that only `rljob` reads, got {written}; write {source}", only="cluster")
+    for path, relative in file.relative.items():
+        written = file.named.get(path, relative)
         others = {"file": "function.inline or configMapKeyRef", "workingDir": "a folder of the runner's image"}
         others |= {"file": "chatTemplate.inline"} if path == template_file.FIELD else {}
         other = others.get(path.rpartition(".")[2], "hf://org/name or pvc://claim/path")

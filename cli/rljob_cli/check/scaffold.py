@@ -3,8 +3,12 @@
 Invariant: every relative path in a job starts at the job's folder.
 """
 
+import contextlib
 import json
+import os
 import re
+import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
@@ -24,6 +28,7 @@ from rljob_cli.check.own_data import OwnData, describe_own, quote, relative_to
 from rljob_cli.exits import guard
 from rljob_cli.local.node.gpus import describe_gpus, find_gpus, find_least_bytes
 from rljob_cli.output import print_json
+from rljob_inputs.hub import read_source
 
 _TEMPLATES = resources.files("rljob_cli.check") / "task-templates"
 _MAX_NAME_CHARACTERS = 40
@@ -48,7 +53,7 @@ TASKS = {
     "quiz": Task("An environment asks for sums, and replies to wrong answers.", None, "environment"),
     "gsm8k": Task("Word problems of GSM8K, from the hub, with the usual reward.", "gsm8k", is_hard=True),
     "judge": Task("Sums scored by a function, and by a model that judges how polite the reply is.", "sums"),
-    "own": Task("Your own rows: pass --data.", "own", is_hard=True),
+    "own": Task("Your own rows: those of --data.", "own", is_hard=True),
 }
 """The data of `judge` is that of its reward's task."""
 TASK_OF_AGENT = {task.agent: name for name, task in TASKS.items() if task.agent}
@@ -114,23 +119,36 @@ def write_scaffold(directory: Path, options: Options, output: str) -> int:
     values = {"name": name_job(directory), "about": TASKS[task].about}
     values |= build_device_fields(devices, has_judge=task == "judge")
     own = describe_own(data, directory) if data else None
-    values |= own.values if own else {}
+    values |= own.values if own else _OWN_ROWS
+    if parts := _find_parts(task):
+        known = json.loads(own.completions.partition("\n")[0])["answer"] if own and own.completions else None
+        answers = parts.answers if own is None else ("I do not know.", str(known))
+        values["answers"] = " ".join(f"--completion {shlex.quote(answer)}" for answer in answers)
     values["model"] = _place_model(options.model, directory) or (
         choose_model(devices, lambda model: build_job(task, values | {"model": model}, devices))
         if TASKS[task].is_hard
         else DEFAULT_MODEL
     )
+    values["model"] = find_copy(values["model"], directory)
     files = build_files(task, values, devices)
-    if own and own.completions:
-        files["data/completions.jsonl"] = own.completions
+    if own:
+        kept = (name for name in files if name not in ("data/train.jsonl", "data/eval.jsonl"))
+        files = {name: own.completions * ("completions" in name) or files[name] for name in kept}
     if taken := [file for file in files if (directory / file).exists()]:
         raise UserError(f"{directory} already has {', '.join(taken)}; choose another folder")
     for file, text in files.items():
-        (directory / file).parent.mkdir(parents=True, exist_ok=True)
-        (directory / file).write_text(text)
-    following = f"rljob test-reward {directory}/rljob.yaml --file {directory}/data/completions.jsonl"
-    if parts := _find_parts(task):
-        following = f"rljob test-agent {directory}/rljob.yaml {_show_answers(parts)}"
+        try:
+            (directory / file).parent.mkdir(parents=True, exist_ok=True)
+            (directory / file).write_text(text)
+        except OSError:  # such as a full disk: the next call finds nothing in its way
+            with contextlib.suppress(OSError):
+                for each in files:
+                    (directory / each).unlink(missing_ok=True)
+            raise
+    job = shlex.quote(f"{directory}/rljob.yaml")
+    following = f"rljob test-reward {job} --file {shlex.quote(f'{directory}/data/completions.jsonl')}"
+    if parts:
+        following = f"rljob test-agent {job} {values['answers']}"
     if output == "json":
         result = {"directory": str(directory), "task": task, "files": list(files), "next": following}
         print_json(result | {"gpus_found": found.num_gpus, "gpus": devices.num_gpus, "model": values["model"]})
@@ -146,6 +164,8 @@ def _choose_task(options: Options) -> str:
     task = options.task or ("own" if data else TASK_OF_AGENT.get(agent or "", "sums"))
     if task not in TASKS:
         raise UserError(f"--task must be one of {', '.join(TASKS)}, got {task}")
+    if agent in ("program", "environment") and data and not options.task:
+        return TASK_OF_AGENT[agent]
     if agent is not None and task != TASK_OF_AGENT[agent]:
         raise UserError(f"--agent {agent} is for the task {TASK_OF_AGENT[agent]}, got {task}; {_ADD_AGENT}")
     if (task == "own") is not (data is not None):
@@ -153,6 +173,13 @@ def _choose_task(options: Options) -> str:
     return task
 
 
+_COLUMNS = "prompt: question, answer: answer"
+_OWN_ROWS = {
+    "train": f"{{source: ./data/train.jsonl, {_COLUMNS}}}",
+    "held_out": f"eval: {{source: ./data/eval.jsonl, {_COLUMNS}}}",
+    "template": '"{question} Reply with the number only."',
+}
+"""Placeholders of the tasks that bring their data."""
 _ADD_AGENT = "for other data, write a job without it and add spec.agent, as docs/agents.md shows"
 _NEEDS_DATA = "the task own needs --data FILE; --list-tasks shows the tasks that bring their data"
 
@@ -185,7 +212,7 @@ def _build_judge(values: dict[str, str], devices: Devices) -> str:
 def build_files(task: str, values: dict[str, str], devices: Devices) -> dict[str, str]:
     """Return the text of each file. `values` are the placeholders of the templates."""
     reward, parts = TASKS[task].reward, _find_parts(task)
-    values = values | _describe_files(reward is not None, parts)
+    values = values | _describe_files(values, reward is not None, parts)
     readme = (_TEMPLATES / "README.md").read_text()
     files = {"rljob.yaml": build_job(task, values, devices), "README.md": Template(readme).substitute(values)}
     files |= {name: _read(task, name) for name in (parts.files if parts else ())}
@@ -202,18 +229,13 @@ def _find_parts(task: str) -> AgentParts | None:
     return AGENTS[agent] if agent else None
 
 
-def _show_answers(parts: AgentParts) -> str:
-    """Return the options of `rljob test-agent`, as a shell takes them."""
-    return " ".join("--answer " + (f'"{answer}"' if " " in answer else answer) for answer in parts.answers)
-
-
-def _describe_files(has_reward: bool, parts: AgentParts | None) -> dict[str, str]:
+def _describe_files(values: Mapping[str, str], has_reward: bool, parts: AgentParts | None) -> dict[str, str]:
     """Return the placeholders of the README that depend on the files."""
     listed, commands = (dict(_REWARD_FILES) if has_reward else {}), []
     if parts:
         listed |= parts.files
         commands += [
-            (f"rljob test-agent rljob.yaml {_show_answers(parts)}", "plays an episode with these answers"),
+            (f"rljob test-agent rljob.yaml {values['answers']}", "plays an episode with these answers"),
             ("rljob test-agent rljob.yaml", "plays one with the base model"),
         ]
     if has_reward:
@@ -221,6 +243,7 @@ def _describe_files(has_reward: bool, parts: AgentParts | None) -> dict[str, str
         commands.append((command, "scores completions in the server that training uses"))
     return {
         "files": "\n".join(f"| `{name}` | {about} |" for name, about in listed.items()),
+        "shown": f"rljob trajectories {values['name']}".ljust(_COMMENT_COLUMN),
         "tests": "".join(f"{command.ljust(_COMMENT_COLUMN)} # {about}\n" for command, about in commands),
     }
 
@@ -268,10 +291,18 @@ def _place_model(model: str | None, directory: Path) -> str | None:
     folder nor on the hub."""
     if model is None:
         return None
+    model = read_source(model, Path())
     if "://" in model:
         parse_source(model)
         return model
     if not Path(model).is_dir():
-        on_hub = f"; for a model on the hub write hf://{model}" if re.fullmatch(r"[\w.-]+/[\w.-]+", model) else ""
-        raise UserError(f"--model {model}: folder not found{on_hub or '; correct the path'}")
+        raise UserError(f"--model {model}: folder not found; correct the path")
     return quote(relative_to(model, directory))
+
+
+def find_copy(model: str, directory: Path) -> str:
+    """Return the folder of a model of the Hub in .models, where `make demo` writes one, next to or above a directory,
+    as the job in it must name it; else the model."""
+    name = f".models/{model.rpartition('/')[2].lower()}"
+    found = next((each / name for each in directory.resolve().parents if (each / name).is_dir()), None)
+    return quote(os.path.relpath(found, directory.resolve())) if found and model.startswith("hf://") else model

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -150,7 +151,7 @@ def print_verdict(verdict: Verdict, target: Target | None) -> None:
             print(f"    {file.path}:{problem.line}: {problem}")
     if target is None and file.relative:
         names = ", ".join(dict.fromkeys(file.relative.values()))
-        print(f"  on a cluster: `rljob submit {file.path}` takes {names} along")
+        print(f"  on a cluster: `rljob submit {shlex.quote(str(file.path))}` takes {names} along")
     if target is None and file.unused:
         print(f"  {describe_unused(file)}")
     warnings = verdict.warnings

@@ -194,6 +194,16 @@ async def top_command(cluster: Cluster, name: str | None, *, everywhere: bool, w
     return 0
 
 
+def list_jobs(target: Target, everywhere: bool) -> list[top.JobRow]:
+    """Return a row for each job. Raise ClusterError."""
+
+    async def read() -> list[top.JobRow]:
+        async with connect(target) as cluster:
+            return top.view_jobs(await cluster.list_jobs(everywhere), utc_now())
+
+    return asyncio.run(read())
+
+
 @on_cluster
 async def with_copy(cluster: Cluster, job: str, select: Select, use: Callable[[Path], int]) -> int:
     """Call `use` with a copy of a job's run, which is deleted afterwards. Return its exit code."""

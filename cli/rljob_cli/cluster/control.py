@@ -40,7 +40,11 @@ def plan_change(verb: str, job: Manifest, now: datetime, *, force: bool = False)
         return Change(patch, f"{name} will be retried from {_describe_start(job)}")
     if phase in ("Succeeded", "Failed"):
         done = "suspended" if verb == "suspend" else "resumed"
-        remedy = f"to retry: {kubectl_command('retry', job)}" if phase == "Failed" else "apply a job with another name"
+        remedy = (
+            f"to retry: {kubectl_command('resume --retry', job)}"
+            if phase == "Failed"
+            else "apply a job with another name"
+        )
         raise UserError(f"{name}: has {phase.lower()} and cannot be {done}; {remedy}")
     suspend, resume = verb == "suspend", kubectl_command("resume", job)
     if suspend is bool(job["spec"].get("suspend")):
@@ -59,7 +63,10 @@ def plan_restart(job: Manifest, roles: Sequence[str], now: datetime, *, force: b
     would lose progress and `force` is not set."""
     name, phase = format_job_name(job), _check_changeable(job)
     if phase in ("Succeeded", "Failed", "Suspended"):
-        remedy = {"Failed": f"to retry: {kubectl_command('retry', job)}", "Succeeded": "apply a job with another name"}
+        remedy = {
+            "Failed": f"to retry: {kubectl_command('resume --retry', job)}",
+            "Succeeded": "apply a job with another name",
+        }
         resume = f"to start its Pods: {kubectl_command('resume', job)}"
         raise UserError(f"{name}: is {phase.lower()} and has no Pods to restart; {remedy.get(phase, resume)}")
     known = _find_roles(job)

@@ -251,7 +251,7 @@ def _commands_after_failure(observation: JobObservation, status: RLJobStatus) ->
     role = next((role_of(pod) for pod in observation.pods if last_termination(pod)), "")
     logs = [kubectl_command("logs", job, "--role", role)] if role else []
     edit = [edit_command(job)] if reason in ("UserError", "DeadlineExceeded") else []
-    return [*logs, *edit, kubectl_command("retry", job)]
+    return [*logs, *edit, kubectl_command("resume --retry", job)]
 
 
 def _list_commands(observation: JobObservation) -> dict[str, str]:

@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import NamedTuple
 
 from rich.style import Style
@@ -23,6 +24,7 @@ from rljob_cli.cluster.control import ROLLOUTS_IN_TRAINER, find_agent_roles, sha
 from rljob_cli.cluster.formatting import describe_pod, format_job_name
 from rljob_cli.manifests import containers_of, labels_of, role_of
 from rljob_cli.output import say
+from rljob_cli.run.runfolder import is_in_use
 from rljob_cli.tables import make_console
 from rljob_cli.terminal import clean_colours, clean_lines, find_raw
 from rljob_core.backend import Manifest
@@ -138,6 +140,22 @@ def _to_utc(stamp: str) -> str:
     except ValueError:
         return stamp
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S") + fraction
+
+
+def print_run(folder: Path, selection: Selection, *, follow: bool) -> int:
+    """Print the logs of a run's folder, and with `follow` what is added until the run ends."""
+    printer, known = make_printer(), dict[Path, int]()
+    while True:
+        is_last = not follow or not is_in_use(folder)
+        for file in sorted((folder / "logs").glob(f"*-{selection.role or ''}*.log")):
+            lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+            first = known.get(file, 0 if selection.tail is None else max(0, len(lines) - selection.tail))
+            for line in lines[first:]:
+                printer.print(Line("", file.stem, line))
+            known[file] = len(lines)
+        if is_last:
+            return 0
+        time.sleep(_POLL_SECONDS)
 
 
 async def print_logs(cluster: Cluster, selection: Selection) -> int:

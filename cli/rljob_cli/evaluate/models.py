@@ -21,6 +21,7 @@ from rljob_api.run.folder import EXPORT, current_export, export_folder
 from rljob_cli.export.steps import export_step, is_step, read_step
 from rljob_cli.output import Say
 from rljob_cli.trajectories.log import find_run
+from rljob_inputs.hub import read_source
 from rljob_inputs.objects.access import is_object
 
 _SHARED_FIELDS = ("image", "resources", "nodePool", "env", "template")
@@ -76,6 +77,7 @@ def find_candidates(given: Sequence[str], own: str, directory: Path, *, in_clust
 
 
 def _find(given: str, directory: Path, *, in_cluster: bool) -> Candidate:
+    given = read_source(given, Path())
     path, separator, suffix = given.rpartition("@")
     if given.startswith("hf://"):
         return Candidate(given, path, suffix) if separator else Candidate(given, given)

@@ -1,5 +1,6 @@
 """The results of all models: as a table with what it leaves out, or as JSON."""
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -65,6 +66,6 @@ def print_comparison(comparison: Comparison, output: str, file: Path | None = No
         print(line)
     for model in comparison.models:
         if model.run is not None and model.figures:
-            print(f"samples of {model.model}: rljob trajectories {model.run}")
+            print(f"samples of {model.model}: rljob trajectories {shlex.quote(str(model.run))}")
     if file is not None:
         print(file, flush=True)

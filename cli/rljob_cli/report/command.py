@@ -25,7 +25,7 @@ def report_command(options: ReportOptions) -> int:
     require("data", "rljob report")
     run, output, reason, sort = options.run, options.file, options.reason, options.sort
     if output is not None and output.suffix not in (".html", ".htm"):
-        raise UserError(f"--output must be a file that ends with .html, got {output}")
+        raise UserError(f"--to must be a file that ends with .html, got {output}")
     query = Query(reason=reason, order=ORDER_BY[sort] if sort else "") if reason or sort else None
     if options.should_send:
         if options.target:

@@ -55,19 +55,24 @@ def lock(folder: Path) -> Iterator[None]:
 
 
 def is_in_use(folder: Path) -> bool:
-    """Whether a run on this machine is in progress in the folder. Reads what its lock says: to try the lock would
-    refuse a run that starts at this moment."""
+    """Whether a run on this machine is in progress in the folder."""
+    return find_process(folder) is not None
+
+
+def find_process(folder: Path) -> int | None:
+    """Return the process of the run in progress in the folder. Reads what its lock says: to try the lock would refuse a
+    run that starts at this moment."""
     import psutil
 
     try:
         found = re.match(r"pid (\d+), since (\S+)", _lock_of(folder).read_text())
         # The number of a process that was killed may be that of another one by now.
         if found is None:
-            return False
+            return None
         end_of_second = datetime.fromisoformat(found[2]).timestamp() + 1
-        return psutil.Process(int(found[1])).create_time() < end_of_second
+        return int(found[1]) if psutil.Process(int(found[1])).create_time() < end_of_second else None
     except (OSError, ValueError, psutil.Error):
-        return False
+        return None
 
 
 def _lock_of(folder: Path) -> Path:

@@ -7,6 +7,7 @@ summary, which is as old as the last checkpoint, adds what they lack.
 import json
 import math
 import shlex
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -21,6 +22,7 @@ from rljob_api.run.comparisons import Figure
 from rljob_api.run.metrics import EvaluationRecord, Metrics, StepRecord
 from rljob_api.run.sessions import Session, total_restarts, total_seconds
 from rljob_api.run.summaries import DriverSummary, EvaluationSummary, RunSummary
+from rljob_inputs.machine.installation import find_builds, run_on_cpus
 from rljob_inputs.models.config import EXPORTED_ADAPTER, MIN_MERGED_SHARE
 
 _COUNTED = {
@@ -266,13 +268,16 @@ def _describe_progress(summary: RunSummary) -> str:
 def _from_to(points: Sequence[tuple[int, float | None]], note: str) -> str:
     """Describe evaluations, given as (step, value). With one there is no change, and it must not look like one."""
 
-    def show(value: float | None) -> str:
-        return "-" if value is None or not math.isfinite(value) else f"{value:.3f}"
-
     if len(points) == 1:
-        return f"{show(points[0][1])} ({'; '.join(filter(None, [f'step {points[0][0]}', note]))})"
+        return f"{show_number(points[0][1])} ({'; '.join(filter(None, [f'step {points[0][0]}', note]))})"
     first, last = points[0], points[-1]
-    return f"{show(first[1])} -> {show(last[1])}" + (f" (steps {first[0]} and {last[0]}; {note})" if note else "")
+    return f"{show_number(first[1])} -> {show_number(last[1])}" + (
+        f" (steps {first[0]} and {last[0]}; {note})" if note else ""
+    )
+
+
+def show_number(value: float | None) -> str:
+    return "-" if value is None or not math.isfinite(value) else f"{value:.3f}"
 
 
 def _counts(counts: Mapping[str, int]) -> str:
@@ -297,4 +302,7 @@ def build_serve_command(export: str, template_arguments: Mapping[str, Any]) -> s
     """Return the command of a server that renders prompts as the job did."""
     arguments = json.dumps(template_arguments, ensure_ascii=False)
     options = f" --default-chat-template-kwargs {shlex.quote(arguments)}" if template_arguments else ""
-    return f"vllm serve {export}{options}"
+    # The build for CPUs is a package of another name, without which vLLM's own command does not start.
+    python = f"{shlex.quote(sys.executable)} -m vllm.entrypoints.openai.api_server --model"
+    server = python if (builds := find_builds()) and run_on_cpus(builds) else "vllm serve"
+    return f"{server} {shlex.quote(export)}{options}"

@@ -52,6 +52,8 @@ def _build_head(row: SampleRow) -> Text:
         num_turns = len(row.turns or [])
         parts.append(f"{num_turns} turn{'s' if num_turns != 1 else ''}, ended by {row.end}")
     parts.append(f"score {number(row.score)}")
+    if of_turns := [turn.reward for turn in row.turns or [] if turn.reward is not None]:
+        parts.append(f"with the rewards of its turns {number((row.score or 0) + sum(of_turns))}")
     if row.advantage is not None:
         parts.append(f"advantage {number(row.advantage)}")
     if row.ground_truth is not None and is_conversation(row):

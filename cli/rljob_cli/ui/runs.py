@@ -154,7 +154,7 @@ class WatchedRun:
         """Return the run's line in the list. It is built again when something that it follows from has changed."""
         state = self._read_state(*_DESCRIBED), is_in_use(self.folder), self.answers
         if self._line is None or self._line[0] != state:
-            self._line = state, _describe(self.name, self.folder, self.read_metrics(), answers=self.answers)
+            self._line = state, describe(self.name, self.folder, self.read_metrics(), answers=self.answers)
         return self._line[1]
 
     @property
@@ -182,7 +182,7 @@ def _stat(path: Path) -> tuple[int, int] | None:
     return found.st_size, found.st_mtime_ns
 
 
-def _describe(name: str, folder: Path, metrics: Metrics, *, answers: bool) -> RunLine:
+def describe(name: str, folder: Path, metrics: Metrics, *, answers: bool = False) -> RunLine:
     job, _ = read_job(folder / FILE_JOB)
     summary = read_summary(folder, name, job, metrics, answers=answers)
     last = max((record.time or 0.0 for record in metrics.records), default=0.0)

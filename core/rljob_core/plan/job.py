@@ -100,7 +100,7 @@ def render_children(
     *,
     defaults: Defaults = DEFAULTS,
 ) -> list[Manifest]:
-    """The children of a new job, as `rljob render` prints them. Raises UserError with one problem per line."""
+    """The children of a new job, as `validate --render` prints them. Raises UserError with one problem per line."""
     if problems := find_problems(job):
         raise UserError("\n".join(problems))
     return build_children(with_any_claim(job), token, defaults, models)

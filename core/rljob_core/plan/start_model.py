@@ -141,8 +141,8 @@ def _find_failure(start: Source, found: StartJob) -> tuple[str, str] | None:
         return None
     return MISSING, (
         f"needs a model, and RLJob {name} has failed at step {found.step} ({found.failure}): it {when}, so no export "
-        f"will come. Correct and retry {name} (kubectl rljob retry {name}), or name an export that is on its claim: "
-        f"pvc://{found.claim}/{name}/exports/step-..."
+        f"will come. Correct and retry {name} (kubectl rljob resume --retry {name}), or name an export that is on its "
+        f"claim: pvc://{found.claim}/{name}/exports/step-..."
     )
 
 

@@ -39,7 +39,8 @@ def read_column(row: Row, name: str, field: str) -> Any:
     for part in name.split("."):
         if not isinstance(value, Mapping) or part not in value:
             known = list(_column_names(row.values))
-            hints = filter(None, [f"it has {_list(known)}", did_you_mean(name, known)])
+            no_answers = "for rows without answers set answer: null" * field.endswith(".answer")
+            hints = filter(None, [f"it has {_list(known)}", did_you_mean(name, known) or no_answers])
             raise InputError(field, f"{row.place} has no column {name}; {'; '.join(hints)}")
         value = value[part]
     return value

@@ -72,7 +72,7 @@ def read_file(path: Path, split: str) -> Iterator[tuple[Values, str]]:
     """Yield each row of a file, or of a split of a folder of save_to_disk, with its place. Raise UserError."""
     if is_saved(path):
         return _read_saved(path, split)
-    if (kind := _find_kind(path)) is None:
+    if (kind := find_kind(path)) is None:
         raise UserError(f"{path}: data must be {_KINDS}, also compressed as .gz, got {path.suffix or 'no suffix'}")
     return _read_parquet(path) if kind == _PARQUET else read_text_file(path, kind)
 
@@ -82,7 +82,7 @@ def choose_files(folder: str, files: Sequence[_File], has_folders: bool) -> list
     in order. Raise UserError if there are none."""
     by_kind: dict[str, list[_File]] = {}
     for file in files:
-        if (kind := _find_kind(file)) is not None and not file.name.startswith("."):
+        if (kind := find_kind(file)) is not None and not file.name.startswith("."):
             by_kind.setdefault(kind, []).append(file)
     if preferred := [*by_kind.get(LINES, []), *by_kind.get(_PARQUET, [])]:
         return sorted(preferred)
@@ -96,7 +96,7 @@ def choose_files(folder: str, files: Sequence[_File], has_folders: bool) -> list
     return next(iter(by_kind.values()))
 
 
-def _find_kind(path: PurePath) -> str | None:
+def find_kind(path: PurePath) -> str | None:
     """Return which of _SUFFIXES a file has, before one of a compression."""
     name = path.with_suffix("") if path.suffix in COMPRESSED else path
     return name.suffix if name.suffix in _SUFFIXES else None

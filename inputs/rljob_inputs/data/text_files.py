@@ -37,6 +37,10 @@ _FORMATS = {
     b"\xfe\xff": "is UTF-16 text; save it as UTF-8",
 }
 """First bytes of files that are often given a wrong name."""
+_NO_DATA = {
+    "<": "is a web page; download the file itself",
+    "version https://git-lfs": "is a pointer of Git LFS; run `git lfs pull` in its repository",
+}
 
 
 def _open_zstandard(path: Path) -> IO[bytes]:
@@ -93,7 +97,10 @@ def _read_lines(path: Path, lines: Iterable[bytes], kind: str) -> Iterator[tuple
         if line.strip():
             place = f"{path}:{number}"
             text = _decode(path, number, line, kind)
-            yield _check_row(_parse_line(path, number, text, kind), place, "each line", text), place
+            row = _check_row(_parse_line(path, number, text, kind), place, "each line", text)
+            if kind != LINES and isinstance(row.get("data"), list):
+                raise UserError(f"{place}: is one object; save its data alone, as an array of rows")
+            yield row, place
 
 
 def _read_array(path: Path, content: bytes) -> Iterator[tuple[Values, str]]:
@@ -115,7 +122,9 @@ def _parse_line(path: Path, number: int, text: str, kind: str) -> Any:
     except (ValueError, RecursionError) as error:
         if kind == LINES and number == 1 and text.strip() == "[":
             raise UserError(f"{path}:1: is a JSON array; name it .json") from error
-        raise UserError(f"{path}:{number}: not JSON: {error}; each line must be one JSON object") from error
+        known = next((what for start, what in _NO_DATA.items() if text.lstrip().lower().startswith(start)), "")
+        problem = known or f"not JSON: {error}; each line must be one JSON object"
+        raise UserError(f"{path}:{number}: {problem}") from error
 
 
 def _parse(text: str) -> Any:
@@ -154,6 +163,8 @@ def _read_table(path: Path, stream: Iterator[bytes], kind: str) -> Iterator[tupl
 
 def _read_names(path: Path, cells: list[str]) -> list[str]:
     """Return the names of the columns. One without a name, such as an index of pandas, gets pandas' name for it."""
+    if len(cells) == 1 and ";" in cells[0]:
+        raise UserError(f"{path}:1: is separated by semicolons; save it with commas between the columns")
     names = [cell or f"Unnamed: {index}" for index, cell in enumerate(cells)]
     if twice := [name for name in names if names.count(name) > 1]:
         raise UserError(f"{path}:1: has {names.count(twice[0])} columns {twice[0]}; rename all but one")

@@ -12,6 +12,7 @@ import importlib.metadata
 import importlib.util
 import shlex
 import sys
+import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal
@@ -86,8 +87,12 @@ def describe_installation(extra: Extra, builds: Mapping[str, str] | None = None,
     if extra != "data":
         constraints, overrides = (shlex.quote(str(REQUIREMENTS / f"{name}.txt")) for name in (extra, "overrides"))
         options += f" --constraints {constraints} --overrides {overrides}"
-    if (Path(sys.prefix) / _RECEIPT).is_file():
-        return f"run `uv tool install {options}`"
+    if (receipt := Path(sys.prefix) / _RECEIPT).is_file():
+        # Where its wheels are, and its Python: uv would take its own default, even one that the wheels exclude.
+        given = tomllib.loads(receipt.read_text()).get("tool", {}).get("options", {})
+        links = "".join(f" --find-links {shlex.quote(each)}" for each in given.get("find-links", []))
+        version = f"{sys.version_info.major}.{sys.version_info.minor}"
+        return f"run `uv tool install --python {version}{links} {options}`"
     python = shlex.quote(sys.executable)
     removal = f"uv pip uninstall --python {python} {' '.join(builds)} && " if builds else ""
     return f"run `{removal}uv pip install --python {python} {options}`"

@@ -91,9 +91,14 @@ def open_trained_model(location: str, revision: str | None, access: HubAccess | 
     with at_source("spec.model"):
         files = open_model(location, revision, access)
     if "config.json" not in files.sizes:
-        remedy = "set a Hugging Face folder, as save_pretrained writes it, or hf://org/name"
-        raise InputError("spec.model.source", f"{location} has no config.json; {remedy}")
+        raise InputError("spec.model.source", f"{location} has no config.json; {describe_missing_config(files)}")
     return files
+
+
+def describe_missing_config(files: ModelFiles) -> str:
+    if base := files.read_json("adapter_config.json").get("base_model_name_or_path"):
+        return f"it is a LoRA adapter of {base}: set {base}, or merge them first, with peft's merge_and_unload"
+    return "set a Hugging Face folder, as save_pretrained writes it, or hf://org/name"
 
 
 def read_config(location: str, revision: str | None, access: HubAccess | None = None) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from rljob_api.errors import UserError
+from rljob_api.phrases import list_some
 from rljob_api.wire.contract import ENV_DISABLE_ISOLATION, ENV_TOKEN
 from rljob_service.pool import process_marks
 from rljob_service.pool.shared_files import SharedFolder
@@ -141,7 +142,7 @@ class Isolation:
                 check=True,
             )
         except (OSError, subprocess.SubprocessError):
-            needed = ", ".join([self.python, *folders])
+            needed = list_some([self.python, *folders], 1)
             return f"no other user can reach {needed}, so workers run as the server's own user"
         return None
 

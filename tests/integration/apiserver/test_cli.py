@@ -133,9 +133,11 @@ def test_suspend_and_resume_change_the_stored_job(harness: CliHarness) -> None:
 
 def test_retry_annotates_only_a_failed_job(harness: CliHarness) -> None:
     harness.make_job()
-    assert "only a failed job can be retried" in harness.run("retry", "sums", exit_code=2)
+    assert "only a failed job can be retried" in harness.run("resume", "--retry", "sums", exit_code=2)
     harness.set_phase("Failed", "HeadFailed", "head ended with exit code 75")
-    assert "will be retried from step 0: no claim and no storage has its checkpoints" in harness.run("retry", "sums")
+    assert "will be retried from step 0: no claim and no storage has its checkpoints" in harness.run(
+        "resume", "--retry", "sums"
+    )
     assert harness.get_job()["metadata"]["annotations"]["rljob.dev/retry"]
 
 
@@ -148,7 +150,7 @@ def test_restart_annotates_the_job_for_its_roles(harness: CliHarness) -> None:
     assert set(annotations) >= {"rljob.dev/restart-rollout", "rljob.dev/restart-head"}
 
 
-@pytest.mark.parametrize("verb", ["retry", "resume", "suspend", "restart"])
+@pytest.mark.parametrize("verb", ["resume", "suspend", "restart"])
 def test_control_of_an_invalid_job_asks_for_a_changed_spec(harness: CliHarness, verb: str) -> None:
     harness.make_job()
     harness.set_phase("Failed", "InvalidSpec", "spec.rewards[0] cannot be")
@@ -237,7 +239,7 @@ def test_explain_of_a_failed_job_suggests_logs_and_retry(harness: CliHarness) ->
     output = harness.run("explain", "sums")
     assert "HeadFailed: head ended with exit code 75: lost a trainer" in output
     assert f"kubectl rljob logs sums -n {harness.namespace} --role head" in output
-    assert f"kubectl rljob retry sums -n {harness.namespace}" in output
+    assert f"kubectl rljob resume --retry sums -n {harness.namespace}" in output
 
 
 def test_explain_lists_what_the_user_may_not_read(harness: CliHarness, api_client: Any) -> None:

@@ -122,7 +122,7 @@ def play(folder: Path, program: str, packages: tuple[str, ...], answers: list[st
         "rollout": {"maxModelLen": CONTEXT, "sampling": {"maxTokens": 512}},
     }
     file.write_text(yaml.safe_dump(job))
-    given = [part for answer in answers for part in ("--answer", answer)]
+    given = [part for answer in answers for part in ("--completion", answer)]
     done = CliRunner().invoke(app, ["test-agent", str(file), *given, "-o", "json"])
     assert done.exit_code == 0, done.output[-4000:]
     [episode] = json.loads(done.stdout)["episodes"]

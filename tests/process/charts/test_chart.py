@@ -12,6 +12,7 @@ from jsonschema import Draft202012Validator, ValidationError
 from kubernetes_validate.utils import all_versions, major_minor, schema_contents
 from referencing import Registry, Resource
 
+from dev.values_table import _list_rows
 from rljob_api.generate import crd
 from rljob_cluster.host.go_programs import go_command
 from rljob_cluster.host.paths import cache_root
@@ -114,7 +115,21 @@ def test_invalid_value_is_rejected_by_name(helm, setting, name):
 def test_schema_and_defaults_have_the_same_values():
     schema = json.loads((CHART / "values.schema.json").read_text())
     defaults = yaml.safe_load((CHART / "values.yaml").read_text())
-    assert set(schema["properties"]) - {"global"} == set(defaults)
+    assert set(schema["properties"]) - {"global", "enabled"} == set(defaults)
+
+
+def test_chart_may_be_a_dependency_with_a_condition():
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    Draft202012Validator(schema).validate(values | {"enabled": True, "global": {"imageRegistry": "r"}})
+
+
+def test_schema_describes_each_value_as_its_comment_does():
+    schema, text = json.loads((CHART / "values.schema.json").read_text()), (CHART / "values.yaml").read_text()
+    for path, _, meaning in _list_rows("", yaml.compose(text, Loader=yaml.SafeLoader), text.splitlines()):
+        value = functools.reduce(lambda found, name: found["properties"][name], path.split("."), schema)
+        assert value["description"], path
+        assert meaning in ("", value["description"].replace("|", "\\|").replace("<", "&lt;")), path
 
 
 def list_names(schema, root, path=""):

@@ -1,4 +1,4 @@
-"""`rljob test-agent --answer` with the real servers of the user, the tools and the rewards, and the real loop."""
+"""`rljob test-agent --completion` with the real servers of the user, the tools and the rewards, and the real loop."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def play(tmp_path, model):
 
 def play_job(job, answers, options):
     sizes = ["--set", "spec.rollout.maxModelLen=4096", "--set", "spec.rollout.sampling.maxTokens=512"]
-    arguments = [part for answer in answers for part in ("--answer", answer)]
+    arguments = [part for answer in answers for part in ("--completion", answer)]
     done = CliRunner().invoke(app, ["test-agent", str(job), *arguments, *sizes, *options, "-o", "json"])
     assert done.stdout, done.output
     return done.exit_code, json.loads(done.stdout)
@@ -118,7 +118,7 @@ def test_written_program_tries_again_with_exact_tokens_and_returns_its_reward(pl
     assert (episode["score"], episode["own_reward"], json.loads(episode["info"])) == (1.0, 1.0, {"wrong": 1})
     assert [(turn["text"], turn["reward"]) for turn in episode["turns"]] == [("It is 3.", -0.05), ("2", None)]
     roles = [(message["role"], message["content"]) for message in json.loads(episode["messages"])]
-    assert roles[1:] == [("assistant", "It is 3."), ("user", "3 is too high. Try again."), ("assistant", "2")]
+    assert roles[1:] == [("assistant", "It is 3."), ("user", "3 is wrong. Try again."), ("assistant", "2")]
     [segment] = episode["segments"]
     assert [span["turn"] for span in segment["spans"]] == [-1, 0, -1, 1]
 

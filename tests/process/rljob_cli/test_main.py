@@ -162,7 +162,7 @@ def test_usage_names_the_command_that_was_typed(tmp_path):
         assert done.stdout.startswith(f"Usage: {name} top [OPTIONS]")
 
 
-@pytest.mark.parametrize(("command", "rc"), [("init --list-tasks >&-", 0), ("render nothere.yaml 2>&-", 2)])
+@pytest.mark.parametrize(("command", "rc"), [("init --list-tasks >&-", 0), ("plan nothere.yaml 2>&-", 2)])
 def test_what_is_printed_to_a_closed_stream_is_dropped(command, rc):
     """`print` takes the missing stderr for stdout, whose readers expect JSON."""
     line = f"{sys.executable} -m rljob_cli.main {command}"

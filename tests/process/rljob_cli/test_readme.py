@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -72,8 +73,18 @@ def test_commands_for_a_new_agent_work_in_order(shell):
     assert "2 turns, ended by returned | score 1" in found
 
 
+@pytest.mark.parametrize("options", [[], ["--data", "my rows.jsonl"], ["--data", "my rows.jsonl", "--prompt", "id"]])
+def test_next_command_of_init_works_as_it_is_printed(shell, options):
+    """Pasted into a shell, from a folder whose name a shell would divide."""
+    (shell.folder / "my rows.jsonl").write_text('{"id": "1 + 1?", "question": "1 + 1?", "answer": "2"}\n' * 20)
+    printed = shell("rljob", "init", "my job", *options)
+    following = next(line for line in printed.splitlines() if line.startswith("next: "))
+    assert "reward correct" in shell(*shlex.split(following.removeprefix("next: ")))
+    assert "is valid" in shell("rljob", "validate", "my job")
+
+
 def test_smallest_job_is_valid_and_renders_on_a_machine_without_gpus(shell):
     (shell.folder / "rljob.yaml").write_text(read_smallest_job())
     assert "is valid" in shell("rljob", "validate", "--cluster", "rljob.yaml")
-    kinds = [child["kind"] for child in yaml.safe_load_all(shell("rljob", "render", "rljob.yaml"))]
+    kinds = [child["kind"] for child in yaml.safe_load_all(shell("rljob", "validate", "--render", "rljob.yaml"))]
     assert "StatefulSet" in kinds

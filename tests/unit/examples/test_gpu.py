@@ -125,7 +125,7 @@ def test_it_is_valid_with_a_model_of_its_family(size: str, tmp_path: Path) -> No
 @each_size
 def test_its_pods_request_the_gpus_of_the_readmes_table(size: str) -> None:
     pods = {}
-    for child in yaml.safe_load_all(run("render", f"examples/gpu/{size}.yaml")):
+    for child in yaml.safe_load_all(run("validate", "--render", f"examples/gpu/{size}.yaml")):
         if "template" not in child.get("spec", {}):
             continue
         template = child["spec"]["template"]["spec"]

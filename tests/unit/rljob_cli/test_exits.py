@@ -55,7 +55,7 @@ def test_errors_of_the_input_are_one_message_and_exit_code_2(capsys, error, mess
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 def test_full_disk_is_one_message_and_a_failure(capsys, number):
     assert raise_error(OSError(number, "No space left")) == exits.EXIT_FAILED
-    assert capsys.readouterr() == ("", "No space left; free disk space, or choose another disk with --dir\n")
+    assert capsys.readouterr() == ("", "No space left; free disk space, or write to another disk\n")
 
 
 @pytest.mark.parametrize("error", [BrokenPipeError(32, "Broken pipe"), RuntimeError("a defect")])

@@ -10,7 +10,7 @@ import yaml
 from typer.testing import CliRunner
 
 from rljob_api.run.summaries import format_summary
-from rljob_cli.main import app
+from rljob_cli.main import app, find_obstacle
 from tests.support.model_folder import write_model
 from tests.support.records import run_summary
 
@@ -75,7 +75,11 @@ def test_invalid_argument_is_one_line_and_exit_code_2(job, arguments, message):
 
 def test_text_that_is_not_utf8_is_an_invalid_value(job):
     """The shell passes any bytes, which Python decodes to halves of characters."""
-    for command, option in (("test-reward", "--completion"), ("test-reward", "--answer"), ("test-agent", "--answer")):
+    for command, option in (
+        ("test-reward", "--completion"),
+        ("test-reward", "--answer"),
+        ("test-agent", "--completion"),
+    ):
         code, output = rljob(command, job, option, "\udcff")
         assert code == 2
         assert f"Invalid value for '{option}': is not UTF-8 text" in output
@@ -102,7 +106,7 @@ def test_errors_are_printed_before_warnings(job):
 
 
 def test_render_prints_objects_with_a_placeholder_token(job):
-    code, output = rljob("render", job)
+    code, output = rljob("validate", "--render", job)
     assert code == 0
     assert base64.b64encode(b"RENDERED-WITHOUT-A-TOKEN").decode() in output
     assert "kind: StatefulSet" in output
@@ -116,7 +120,7 @@ def test_list_is_read_as_kubectl_prints_it(job):
     other = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}, "data": {"k": "v"}}
     listed = {"apiVersion": "v1", "kind": "List", "metadata": {"resourceVersion": ""}, "items": [other, found]}
     job.write_text(yaml.safe_dump(listed))
-    code, output = rljob("render", job)
+    code, output = rljob("validate", "--render", job)
     assert (code, "kind: StatefulSet" in output) == (0, True), output
     code, output = rljob("validate", job, "--no-call")
     assert code == 0, output
@@ -128,7 +132,7 @@ def test_list_is_read_as_kubectl_prints_it(job):
 
 
 def test_render_warns_of_paths_that_no_cluster_has(job):
-    done = CliRunner().invoke(app, ["render", str(job)])
+    done = CliRunner().invoke(app, ["validate", "--render", str(job)])
     assert done.exit_code == 0
     assert done.stderr.count("is a path on this machine, which no cluster has") == 3
     assert "warning" not in done.stdout
@@ -136,14 +140,14 @@ def test_render_warns_of_paths_that_no_cluster_has(job):
 
 def test_render_reports_a_refused_pod_with_its_line(job):
     job.write_text(job.read_text() + "  trainer: {env: {A=B: x}}\n")
-    code, output = rljob("render", job)
+    code, output = rljob("validate", "--render", job)
     assert code == 2
     assert f"{job}:9: spec.trainer.env.A=B must be an environment variable's name" in output
 
 
 def test_render_quotes_what_kubectl_would_not_read_as_text(job):
     job.write_text(job.read_text() + "  trainer: {env: {FLAG: 'y', NUMBER: '1e3'}}\n")
-    output = rljob("render", job)[1]
+    output = rljob("validate", "--render", job)[1]
     assert "value: 'y'" in output
     assert "value: '1e3'" in output
 
@@ -177,7 +181,7 @@ def test_every_command_prints_invalid_arguments_as_one_object_with_output_json(n
 @pytest.mark.parametrize("option", [["-o", "json"], ["-ojson"], ["--output", "json"], ["--output=json"]])
 def test_error_is_an_object_with_its_problems_in_each_form_of_the_option(job, option):
     job.write_text(job.read_text() + "  shedule: {}\n")
-    code, output = rljob("render", job, *option)
+    code, output = rljob("validate", "--render", job, *option)
     error = json.loads(output)
     assert (code, error["exit_code"], error["file"]) == (2, 2, str(job))
     assert [(problem["line"], problem["path"]) for problem in error["problems"]] == [(9, "spec.shedule")]
@@ -246,14 +250,16 @@ def test_objects_of_other_kinds_are_accepted_and_named(job):
 
 def test_render_prints_the_objects_of_all_files_as_one_json_list(job):
     def render(*arguments):
-        return json.loads(CliRunner().invoke(app, ["render", *map(str, arguments), "-o", "json"]).stdout)["items"]
+        return json.loads(CliRunner().invoke(app, ["validate", "--render", *map(str, arguments), "-o", "json"]).stdout)[
+            "items"
+        ]
 
     items, twice = render(job), render("-f", job, "-f", job)
     assert "StatefulSet" in {item["kind"] for item in items}
     assert twice == items * 2
 
 
-@pytest.mark.parametrize("command", ["run", "validate", "render", "test-reward"])
+@pytest.mark.parametrize("command", ["run", "validate", "test-reward"])
 def test_command_without_a_file_names_all_ways_to_pass_one(command):
     code, output = rljob(command)
     assert code == 2
@@ -338,3 +344,9 @@ def test_help_lists_every_command_in_a_group_once():
     assert "Other commands" not in output, "a new command belongs to a group of cli/rljob_cli/app.py"
     shown = [line.split()[0] for line in output.partition("Job files:")[2].splitlines() if line.startswith("  ")]
     assert sorted(shown) == sorted(name.replace("_", "-") for name in _NAMES)
+
+
+def test_systems_that_rljob_does_not_run_on_are_named_at_the_start():
+    assert find_obstacle("linux", (3, 13, 2)) == find_obstacle("darwin", (3, 11, 0)) == ""
+    assert "install it in WSL2" in find_obstacle("win32", (3, 12, 0))
+    assert "uv tool install --python 3.13 rljob" in find_obstacle("linux", (3, 14, 0))

@@ -18,7 +18,7 @@ from rljob_cli import output
         (["run", "-ojson", "job.yaml"], True),
         (["run", "--output", "json"], True),
         (["run", "--output=json"], True),
-        (["render", "-o", "yaml"], False),
+        (["submit", "-o", "yaml"], False),
         (["validate", "json"], False),
         (["validate", "-f", "json"], False),
         (["validate", "-o"], False),

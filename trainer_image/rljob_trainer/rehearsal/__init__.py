@@ -1,1 +1,1 @@
-"""One episode with given answers instead of a model's, for `rljob test-agent --answer`. Imports no torch and no Ray."""
+"""One episode with given answers instead of a model's, for `test-agent --completion`. Imports no torch and no Ray."""

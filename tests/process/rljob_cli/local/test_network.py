@@ -63,5 +63,5 @@ def test_programs_reach_the_gateway_when_all_ports_are_taken(tmp_path):
     job = init(tmp_path / "job", "--agent", "program", "--model", model)
     sizes = ["spec.rollout.maxModelLen=4096", "spec.rollout.sampling.maxTokens=512"]
     settings = [part for each in (*sizes, "spec.agent.runner.function.requirements=[]") for part in ("--set", each)]
-    found = run_on_a_busy_machine("test-agent", job, "--answer", "1", *settings)
+    found = run_on_a_busy_machine("test-agent", job, "--completion", "1", *settings)
     assert found["episodes"][0]["turns"], found

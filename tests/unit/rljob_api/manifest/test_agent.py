@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
+from rljob_api.manifest.base import REQUIREMENT_PATTERN
 from rljob_api.manifest.job import RLJobSpec
 from rljob_api.manifest.services.calls import CallService
 from rljob_api.manifest.services.tool import MCP_MODULE
@@ -18,6 +20,18 @@ TOOL: dict[str, Any] = {"name": "calculator"} | FUNCTION
 COMMAND: dict[str, Any] = {"command": ["python", "agent.py"]}
 PROGRAM: dict[str, Any] = {"type": "program", "runner": FUNCTION}
 GYM: dict[str, Any] = {"framework": "gymnasium", "id": "Blackjack-v1", "packages": ["gymnasium"]}
+
+
+@pytest.mark.parametrize(
+    ("requirement", "is_valid"),
+    [
+        *((each, True) for each in ("numpy", "math-verify==0.8.0", "verl[math] >= 0.9; python_version < '4'")),
+        *((each, True) for each in ("trl @ git+https://h/trl", "git+https://h/x", "openai>=2,<3")),
+        *((each, False) for each in ("pip install numpy", "-r more.txt", "numpy 2.0")),
+    ],
+)
+def test_requirement_is_one_line_of_a_requirements_file(requirement, is_valid):
+    assert bool(re.match(REQUIREMENT_PATTERN, requirement)) is is_valid
 
 
 def build(reward: str = "correct", data_format: str = "chat", **agent: Any) -> RLJobSpec:

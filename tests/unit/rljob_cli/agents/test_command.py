@@ -67,11 +67,11 @@ def test_stop_while_the_environment_makes_the_row_is_no_crash(monkeypatch, stop)
         raise stop
 
     monkeypatch.setattr(command, "read_env_row", read_row)
-    assert rljob(EXAMPLES / "environment" / "rows.yaml", "--answer", "4") == (EXIT_INTERRUPTED, "")
+    assert rljob(EXAMPLES / "environment" / "rows.yaml", "--completion", "4") == (EXIT_INTERRUPTED, "")
 
 
 def test_row_beyond_the_limit_starts_no_environment():
-    done = rljob(EXAMPLES / "environment" / "rows.yaml", "--row", 1000, "--answer", "3")
+    done = rljob(EXAMPLES / "environment" / "rows.yaml", "--row", 1000, "--completion", "3")
     assert done[0] == 2
     assert "spec.data.train.source: env://train: --row 1000: limit is 1000" in " ".join(done[1].split())
 
@@ -101,7 +101,7 @@ def row(num_turns, end, **fields):
     [
         (row(1, "user"), ["31"], []),
         (row(1, "user"), ["31", "32"], ["1 of 2 answers were not used: the episode had ended"]),
-        (row(1, "max_turns"), ["30"], ["the policy would answer next, up to 3 times; add --answer"]),
+        (row(1, "max_turns"), ["30"], ["the policy would answer next, up to 3 times; add --completion"]),
         (row(3, "max_turns"), ["30", "30", "30"], []),
         (row(3, "max_turns"), [], []),
     ],
@@ -124,10 +124,10 @@ def test_episode_without_a_score_is_invalid():
             "spec.agent.type must be loop, program or environment; `rljob test-reward` scores single answers",
         ),
         (
-            [FEEDBACK, "--answer", "1", "--episodes", "2"],
+            [FEEDBACK, "--completion", "1", "--episodes", "2"],
             "--episodes is for the base model; given answers are one episode",
         ),
-        ([FEEDBACK, "--row", "1000", "--answer", "1"], "has fewer rows"),
+        ([FEEDBACK, "--row", "1000", "--completion", "1"], "has fewer rows"),
     ],
 )
 def test_wrong_arguments_start_nothing(arguments, message):
@@ -140,6 +140,6 @@ def test_source_that_is_not_python_is_reported_before_anything_starts(tmp_path):
     job = tmp_path / "job" / "rljob.yaml"
     CliRunner().invoke(app, ["init", str(job.parent), "--agent", "loop"])
     (job.parent / "user.py").write_text("def respond(:\n")
-    code, output = rljob(job, "--answer", "4")
+    code, output = rljob(job, "--completion", "4")
     assert code == 2
     assert "spec.agent.user.function.file" in output

@@ -39,6 +39,61 @@ def test_relative_paths_start_at_the_job_file(path):
     assert spec.rewards[0].function.file == str(path.parent / "reward.py")
 
 
+@pytest.mark.parametrize(
+    "written",
+    [
+        "Qwen/Qwen3-0.6B",
+        "https://huggingface.co/Qwen/Qwen3-0.6B",
+        "hf.co/Qwen/Qwen3-0.6B/tree/main",
+        "hf:/Qwen/Qwen3-0.6B",
+    ],
+)
+def test_name_and_address_on_the_hub_are_sources(path, written):
+    found = load(path, [f"spec.model.source={written}", "spec.data.eval.source=openai/gsm8k"])
+    assert (found.job.spec.model.source, found.job.spec.data.eval.source) == (
+        "hf://Qwen/Qwen3-0.6B",
+        "hf://openai/gsm8k",
+    )
+    assert found.named == {"spec.model.source": written, "spec.data.eval.source": "openai/gsm8k"}
+    assert found.document.data["spec"]["model"]["source"] == "hf://Qwen/Qwen3-0.6B", "as `rljob submit` applies it"
+
+
+def test_folder_of_that_name_next_to_the_job_file_wins(path):
+    (path.parent / "Qwen").mkdir()
+    assert load(path, ["spec.model.source=Qwen/Qwen3"]).job.spec.model.source == str(path.parent / "Qwen/Qwen3")
+    assert load(path, ["spec.data.train.source=data/rows.jsonl"]).named == {}, "a file that is missing"
+
+
+def test_home_is_that_of_this_machine(path, monkeypatch):
+    monkeypatch.setenv("HOME", str(path.parent / "home"))
+    for written in ("~/models/x", "$HOME/models/x", "${HOME}/models/x"):
+        found = load(path, [f"spec.model.source={written}"])
+        assert found.job.spec.model.source == str(path.parent / "home/models/x")
+        assert "spec.model.source" in found.relative, "`rljob submit` takes it along"
+
+
+def test_arguments_of_functions_keep_their_texts(path):
+    found = load(path, ["spec.rewards[0].function.kwargs.source=org/name"])
+    assert found.job.spec.rewards[0].function.kwargs == {"source": "org/name"}
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ("spec.lr", "verl's actor_rollout_ref.actor.optim.lr is spec.algorithm.optimizer.learningRate here"),
+        ("spec.num_generations", "TRL's num_generations is spec.algorithm.groupSize here"),
+        ("spec.epochs", "verl's trainer.total_epochs is spec.schedule.steps here"),
+        ("spec.rollout.tensorParallelSize", "OpenRLHF's --vllm.tensor_parallel_size is spec.rollout.gpusPerReplica"),
+        ("spec.num_iterations", "each sample trains once; raise `schedule.miniBatches`"),
+        ("spec.schedule.step", "did you mean steps?"),
+    ],
+)
+def test_names_of_other_trainers_are_answered_with_ours(path, field, message):
+    with pytest.raises(UserError) as caught:
+        load(path, [f"{field}=1"])
+    assert f"{field} is unknown; {message}" in str(caught.value)
+
+
 def test_relative_paths_of_an_agent_start_at_the_job_file(path):
     agent = {"type": "loop", "user": {"function": {"file": "user.py"}}}
     agent["tools"] = [{"name": "t", "function": {"file": "lib/tools.py"}}]

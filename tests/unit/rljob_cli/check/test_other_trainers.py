@@ -9,7 +9,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from rljob_cli.check import other_trainers
+from rljob_cli.check import other_trainers, peer_settings
 from rljob_cli.check.jobfile import load, load_partial
 from rljob_cli.check.other_trainers import translate
 from rljob_cli.main import app
@@ -377,11 +377,11 @@ def test_file_that_cannot_be_read_is_named(tmp_path, monkeypatch, name, text):
 
 
 def test_the_tables_are_those_of_the_page():
-    assert (ROOT / "docs" / "coming-from.md").read_text() == other_trainers._PAGE
+    assert (ROOT / "docs" / "coming-from.md").read_text() == peer_settings._PAGE
 
 
 def test_functions_of_the_packages_are_those_of_the_page():
-    blocks = map(yaml.safe_load, re.findall(r"```yaml\n(.*?)```", other_trainers._PAGE, re.S))
+    blocks = map(yaml.safe_load, re.findall(r"```yaml\n(.*?)```", peer_settings._PAGE, re.S))
     shown = [reward["function"] for block in blocks for reward in block.get("rewards", []) if "function" in reward]
     assert yaml.safe_load(other_trainers._OF_VERL) in shown
     assert yaml.safe_load(other_trainers._OF_TRL) | {"entrypoint": "accuracy_reward"} in shown
@@ -390,7 +390,7 @@ def test_functions_of_the_packages_are_those_of_the_page():
 CELLS = [
     (peer, ours, theirs)
     for peer in other_trainers._ALWAYS
-    for ours, theirs in other_trainers._read_table(peer)
+    for ours, theirs in peer_settings.read_table(peer)
     if other_trainers._CELL.fullmatch(theirs)
 ]
 

@@ -93,6 +93,19 @@ def test_model_folder_without_config_is_rejected(folder):
     assert "config.json is missing" in only_message(folder)
 
 
+def test_adapter_is_explained_by_its_base(folder):
+    (folder / "model" / "config.json").unlink()
+    (folder / "model" / "adapter_config.json").write_text('{"base_model_name_or_path": "Qwen/Qwen3-0.6B"}')
+    assert "it is a LoRA adapter of Qwen/Qwen3-0.6B: set Qwen/Qwen3-0.6B, or merge" in only_message(folder)
+
+
+def test_names_that_a_cluster_does_not_read_are_said_for_it(folder):
+    given = ["spec.model.source=Qwen/Qwen3-0.6B", "spec.data.train.source=~/rows.jsonl"]
+    found = "\n".join(messages(folder, overrides=given, target="cluster"))
+    assert "reads, got Qwen/Qwen3-0.6B; write hf://Qwen/Qwen3-0.6B" in found
+    assert "no cluster has, got ~/rows.jsonl; `rljob submit` takes it along" in found
+
+
 @pytest.mark.parametrize(("missing", "word"), [("model.safetensors", "no weights"), ("tokenizer.json", "no tokenizer")])
 def test_model_without_weights_or_tokenizer_is_rejected(folder, missing, word):
     (folder / "model" / missing).unlink()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import re
 import sys
@@ -104,6 +105,18 @@ def test_task_that_has_something_to_teach_gets_the_largest_model_that_fits(rows,
     assert "# For 1 GPU (NVIDIA L4, 22.5 GiB). On another machine: `rljob init` there, or here with --gpus N" in text
 
 
+def test_models_and_data_may_have_their_names_on_the_hub(rows, tmp_path):
+    init(tmp_path / "j", "--model", "Qwen/Qwen3-0.6B", "--data", "https://huggingface.co/datasets/openai/gsm8k")
+    spec = load(tmp_path / "j/rljob.yaml").job.spec
+    assert (spec.model.source, spec.data.train.source) == ("hf://Qwen/Qwen3-0.6B", "hf://openai/gsm8k")
+
+
+def test_copy_of_the_default_model_is_used_without_a_network(rows, tmp_path):
+    (tmp_path / ".models/smollm2-135m-instruct").mkdir(parents=True)
+    init(tmp_path / "jobs/j")
+    assert "source: ../../.models/smollm2-135m-instruct" in (tmp_path / "jobs/j/rljob.yaml").read_text()
+
+
 def test_weakest_gpu_decides_on_model_and_dtype(rows, machine, tmp_path):
     machine(L4[0], T4)
     init(tmp_path / "j", "--task", "gsm8k")
@@ -190,7 +203,7 @@ def test_agent_writes_its_task_with_a_user_and_tools_that_the_job_names(tmp_path
     agent = load(tmp_path / "mine" / "rljob.yaml").job.spec.agent
     assert (agent.type, agent.user.function.file) == ("loop", str(tmp_path / "mine" / "user.py"))
     assert [tool.function.file for tool in agent.tools] == [str(tmp_path / "mine" / "tools.py")]
-    assert f'next: rljob test-agent {tmp_path}/mine/rljob.yaml --answer "It is 200." --answer 121' in done.output
+    assert f"next: rljob test-agent {tmp_path}/mine/rljob.yaml --completion 'It is 200.' " in done.output
     assert "| `user.py` |" in (tmp_path / "mine" / "README.md").read_text()
     tools, user = {}, {}
     exec((tmp_path / "mine" / "tools.py").read_text(), tools)
@@ -209,7 +222,7 @@ def test_hosted_agent_brings_the_reward_and_needs_no_file_for_it(tmp_path, task,
     spec = load(tmp_path / "mine" / "rljob.yaml").job.spec
     assert (spec.agent.type, spec.rewards) == (kind, [])
     assert spec.agent.runner.function.file == str(tmp_path / "mine" / f"{'agent' if task == 'tries' else kind}.py")
-    assert f'next: rljob test-agent {tmp_path}/mine/rljob.yaml --answer "It is 3." --answer 2' in done.output
+    assert f"next: rljob test-agent {tmp_path}/mine/rljob.yaml --completion 'It is 3.' --completion 2" in done.output
     first = json.loads((tmp_path / "mine" / "data" / "train.jsonl").read_text().splitlines()[0])
     assert first == {"question": "What is 1 + 1?", "answer": "2"}
 
@@ -237,7 +250,7 @@ def test_program_tries_again_and_charges_wrong_answers(tmp_path, monkeypatch):
     prompt = [{"role": "user", "content": "What is 1 + 1?"}]
     result = module["run"](prompt, "2")
     assert result == {"reward": 1.0, "rewards": {"chatcmpl-0": -0.05}, "info": {"wrong": 1}}
-    assert client.seen == [("policy", "What is 1 + 1?"), ("policy", "3 is too high. Try again.")]
+    assert client.seen == [("policy", "What is 1 + 1?"), ("policy", "3 is wrong. Try again.")]
     assert len(prompt) == 1, "the next attempt gets the same prompt"
     client = FakeOpenAI("no idea", "1")
     assert module["run"](prompt, "2")["reward"] == 0.0
@@ -295,6 +308,49 @@ def test_columns_of_own_rows_are_given_or_found_by_their_usual_names(rows, tmp_p
     assert (train.prompt, train.answer, train.source) == (*columns, str(rows))
 
 
+def test_rows_without_an_answer_have_none_in_the_job_and_a_reward_that_needs_none(rows, tmp_path):
+    rows.write_text('{"text": "a", "gold": "b"}\n')
+    done = init("own", "--data", rows.name, "--prompt", "text")
+    assert "no answer among the columns text, gold: the job has answer: null; else pass --answer" in done.output
+    spec = load(tmp_path / "own/rljob.yaml").job.spec
+    assert (spec.data.train.answer, spec.evaluation.accuracy) == (None, None)
+    module = {}
+    exec((tmp_path / "own/reward.py").read_text(), module)
+    completions = map(json.loads, (tmp_path / "own/data/completions.jsonl").read_text().splitlines())
+    scores = [module["compute_score"]("", each["completion"], None)["score"] for each in completions]
+    assert scores == [1.0, 50 / 60]
+
+
+@pytest.mark.parametrize("kind", ["program", "environment"])
+def test_own_rows_may_have_an_agent_of_ones_own(rows, tmp_path, kind):
+    done = init("own", "--data", rows.name, "--agent", kind)
+    assert "next: rljob test-agent own/rljob.yaml --completion 'I do not know.' --completion b" in done.output
+    spec = load(tmp_path / "own/rljob.yaml").job.spec
+    assert (spec.agent.type, spec.data.train.source, spec.data.template) == (kind, str(rows), "{prompt}")
+    assert not (tmp_path / "own/data").exists(), "the rows are elsewhere"
+
+
+def test_job_for_cpus_fits_16_gib(rows, tmp_path):
+    spec = load(make("own", tmp_path / "j") / "rljob.yaml").job.spec
+    assert spec.trainer.micro_batch_tokens == 2048
+
+
+def test_full_disk_leaves_no_file_in_the_way(rows, tmp_path, monkeypatch):
+    def write(path, text):
+        path.touch()
+        if path.name == "README.md":
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", write)
+    done = init("d")
+    assert (done.exit_code, done.output) == (1, "No space left on device; free disk space, or write to another disk\n")
+    assert [*(tmp_path / "d").rglob("*.*")] == []
+
+
+def test_paths_are_quoted_in_the_next_command(rows, tmp_path):
+    assert "next: rljob test-reward 'my job/rljob.yaml' --file 'my job/data/completions.jsonl'" in init("my job").output
+
+
 def test_own_rows_on_the_hub_need_no_file(tmp_path):
     init(tmp_path / "own", "--data", "hf://org/rows", "--prompt", "text")
     train = load(tmp_path / "own" / "rljob.yaml").job.spec.data.train
@@ -315,7 +371,7 @@ def test_own_rows_on_the_hub_need_no_file(tmp_path):
         (["d", "--data", "env://train"], "--data must be a file or hf://org/name; for rows of an agent"),
         (["d", "--data", "none.jsonl"], "--data file none.jsonl not found; did you mean rows.jsonl?"),
         (["d", "--data", "rows.jsonl", "--prompt", "text"], "--prompt must be a column of the rows, got text; they ha"),
-        (["d", "--model", "Qwen/Qwen2.5"], "folder not found; for a model on the hub write hf://Qwen/Qwen2.5"),
+        (["d", "--model", "./Qwen2.5"], "--model ./Qwen2.5: folder not found; correct the path"),
         (
             ["d", "--model", "ftp://b/m"],
             "must be hf://org/name, pvc://claim/path, s3://bucket/path or a path, got ftp://b/m",

@@ -51,7 +51,7 @@ def test_programs_get_the_text(path):
     assert file.job.spec.model.chat_template.inline == TEMPLATE
     assert file.job.spec.model.chat_template.file is None
     assert file.relative["spec.model.chatTemplate.file"] == "own.jinja"
-    documents = yaml.safe_load_all(print_objects("render", path))
+    documents = yaml.safe_load_all(print_objects("validate", "--render", path))
     (config,) = [each for each in documents if "job.yaml" in each.get("data", {})]
     model = yaml.safe_load(config["data"]["job.yaml"])["spec"]["model"]
     assert model["chatTemplate"] == {"inline": TEMPLATE}

@@ -60,10 +60,16 @@ def test_file_is_read_as_data_is(tmp_path):
     assert _read_rows([], None, "", file) == [{"completion": "a\u2028b", "answer": None}, {"completion": ""}]
 
 
+@pytest.mark.parametrize(("name", "text"), [("rows.csv", "completion\na\n"), ("rows.json", '[{"completion": "a"}]')])
+def test_file_may_have_each_format_of_data(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    assert _read_rows([], None, "", tmp_path / name) == [{"completion": "a"}]
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ('{"completion": 4}', r"rows.jsonl:2: must be a JSON object with a string `completion`"),
+        ('{"completion": 4}', r"rows.jsonl:2: must have the text `completion`"),
         ('{"completion": "\\ud800"}', r"rows.jsonl:2: has \\ud800, half of a character"),
         (
             '{"completion": "", "prompt": [{"role": "user"}]}',

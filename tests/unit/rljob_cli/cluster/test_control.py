@@ -136,7 +136,8 @@ def test_restart_names_the_roles_that_have_pods(role: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("phase", "remedy"), [("Succeeded", "another name"), ("Failed", "rljob retry"), ("Suspended", "rljob resume")]
+    ("phase", "remedy"),
+    [("Succeeded", "another name"), ("Failed", "rljob resume --retry"), ("Suspended", "rljob resume")],
 )
 def test_job_without_pods_is_not_restarted(phase: str, remedy: str) -> None:
     with pytest.raises(UserError, match=remedy):

@@ -140,7 +140,7 @@ def test_remedy_is_reported_once() -> None:
 
 @pytest.mark.parametrize(
     ("reason", "last"),
-    [("InvalidSpec", "kubectl edit rljob sums -n ns"), ("UserError", "kubectl rljob retry sums -n ns")],
+    [("InvalidSpec", "kubectl edit rljob sums -n ns"), ("UserError", "kubectl rljob resume --retry sums -n ns")],
 )
 def test_only_a_failure_that_a_retry_can_fix_leads_to_retry(reason: str, last: str) -> None:
     assert explain(JobObservation(job("Failed", reason=reason))).next[-1] == last

@@ -31,7 +31,7 @@ def test_report_is_written_into_the_runs_folder_and_its_path_printed(runs, by_na
 
 def test_report_is_written_to_another_file(runs, tmp_path):
     path = tmp_path / "r.html"
-    assert report(runs / "letters", "-o", path) == (0, f"{path}\n", "")
+    assert report(runs / "letters", "--to", path) == (0, f"{path}\n", "")
     assert path.stat().st_size > 10_000
 
 
@@ -49,8 +49,8 @@ def test_open_shows_the_page_in_a_browser(runs, monkeypatch):
     [
         (["nowhere"], "nowhere: run not found; pass its folder"),
         (["."], "not the folder of a run"),
-        (["letters", "-o", "json"], "--output must be a file that ends with .html, got json"),
-        (["letters", "-o", "none/r.html"], "none/r.html: No such file or directory"),
+        (["letters", "--to", "json"], "--to must be a file that ends with .html, got json"),
+        (["letters", "--to", "none/r.html"], "none/r.html: No such file or directory"),
     ],
 )
 def test_invalid_arguments_are_one_message_and_exit_code_2(runs, monkeypatch, arguments, message):

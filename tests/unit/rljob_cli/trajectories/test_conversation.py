@@ -98,7 +98,8 @@ def show(tmp_path):
 def test_conversation_shows_roles_calls_replies_and_rewards_of_turns(show):
     lines = [" ".join(line.split()) for line in show().splitlines()]
     assert lines == [
-        "step 1 train, sample 0/0 | 2 turns, ended by user | score 1.25 | advantage 0.1 | answer: 31 | "
+        "step 1 train, sample 0/0 | 2 turns, ended by user | score 1.25 | with the rewards of its turns 1.15 | "
+        "advantage 0.1 | answer: 31 | "
         "2 of 5 tokens sampled | weights g:3",
         "correct: 1.25, first 0, 0 ms",
         'state: {"tries": 2}',

@@ -91,7 +91,7 @@ def test_claim_that_both_jobs_use_is_one_volume():
             MISSING,
             "RLJob sums has failed at step 7 (HeadFailed): it exports its model at its end "
             "(spec.checkpoint.exportPolicy: last), so no export will come. Correct and retry sums (kubectl "
-            "rljob retry sums), or name an export that is on its claim: pvc://runs/sums/exports/step-...",
+            "rljob resume --retry sums), or name an export that is on its claim: pvc://runs/sums/exports/step-...",
         ),
         (
             StartJob("runs", exports="every", step=7, has_ended=True, failure="UserError"),

@@ -163,6 +163,14 @@ def test_a_saved_dataset_is_read_by_its_split(tmp_path):
         ("d.json", b'[{"a": 1}, ', "d.json is not readable as .json: "),
         ("d.json", b'[{"a": 1}, 5]', "d.json row 2: each entry must be a JSON object, got int"),
         ("d.json", b'{"a": 1}\n{\n', "d.json:2: not JSON: "),
+        ("d.json", b'{"version": 1, "data": [{"a": 1}]}', "d.json:1: is one object; save its data alone, as an array"),
+        ("d.jsonl", b"<!doctype html>", "d.jsonl:1: is a web page; download the file itself"),
+        (
+            "d.jsonl",
+            b"version https://git-lfs.github.com/spec/v1\n",
+            "d.jsonl:1: is a pointer of Git LFS; run `git",
+        ),
+        ("d.csv", b"question;answer\na;b\n", "d.csv:1: is separated by semicolons; save it with commas"),
         (
             "d.csv",
             b"a,b\n1,2\n3,4,5\n",

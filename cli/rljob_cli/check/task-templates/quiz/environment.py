@@ -5,8 +5,6 @@ docs/environments.md of RLJob has the interfaces of other projects.
 Each episode has a new object: `reset` returns what the policy sees first, `step` replies to each of its answers.
 """
 
-import re
-
 
 class AgentInstance:
     def __init__(self, tries=2):
@@ -28,9 +26,6 @@ class AgentInstance:
 
 
 def check(text, answer):
-    """Return what is wrong with the last number of an answer; empty if it is right."""
-    numbers = re.findall(r"-?\d+", text)
-    if not numbers:
-        return "That is not a number. Reply with the number only."
-    difference = int(numbers[-1]) - int(answer)
-    return f"{numbers[-1]} is too {'high' if difference > 0 else 'low'}. Try again." if difference else ""
+    """Return what is wrong with an answer; empty if its last words are the right ones."""
+    words, right = text.strip().rstrip(".").split(), str(answer).split()
+    return "" if words[-len(right) :] == right else f"{' '.join(words[-len(right) :])} is wrong. Try again."

@@ -5,15 +5,13 @@ row, `answer` its column. OPENAI_BASE_URL and OPENAI_API_KEY are set, so any cli
 each token that it samples is trained.
 """
 
-import re
-
 from openai import OpenAI
 
 TRIES = 2
 
 
 def run(messages, answer):
-    """Return the reward of the episode: 1 for a right number; and what each wrong answer costs, by its completion."""
+    """Return the reward of the episode: 1 for a right answer; and what each wrong answer costs, by its completion."""
     client, messages, costs, is_right = OpenAI(), list(messages), {}, False
     for _ in range(TRIES):
         completion = client.chat.completions.create(model="policy", messages=messages)
@@ -27,9 +25,6 @@ def run(messages, answer):
 
 
 def check(text, answer):
-    """Return what is wrong with the last number of an answer; empty if it is right."""
-    numbers = re.findall(r"-?\d+", text)
-    if not numbers:
-        return "That is not a number. Reply with the number only."
-    difference = int(numbers[-1]) - int(answer)
-    return f"{numbers[-1]} is too {'high' if difference > 0 else 'low'}. Try again." if difference else ""
+    """Return what is wrong with an answer; empty if its last words are the right ones."""
+    words, right = text.strip().rstrip(".").split(), str(answer).split()
+    return "" if words[-len(right) :] == right else f"{' '.join(words[-len(right) :])} is wrong. Try again."

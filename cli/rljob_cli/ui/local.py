@@ -1,0 +1,87 @@
+"""Runs on this machine as the commands on jobs show them: ls, top, explain and suspend.
+
+A command on a job means a run here if that is named by its path, is in progress, or if there is no cluster.
+"""
+
+import contextlib
+import os
+import shlex
+import signal
+from pathlib import Path
+from typing import Any
+
+from rljob_api.errors import UserError
+from rljob_api.run.folder import FILE_JOB, FILE_METRICS
+from rljob_api.run.metrics import read_metrics
+from rljob_cli.exits import guard
+from rljob_cli.options import RUNS, Target
+from rljob_cli.output import print_json
+from rljob_cli.report.collect import read_job, read_summary
+from rljob_cli.run import summary
+from rljob_cli.run.runfolder import find_process, is_in_use
+from rljob_cli.tables import Column, build_table, show
+from rljob_cli.trajectories.log import find_run
+from rljob_cli.ui.runs import describe, list_runs
+
+_FIELDS = ("namespace", "name", "phase", "step", "total_steps", "reward", "waits_for")
+_HERE = "(here)"
+
+
+def has_cluster(target: Target) -> bool:
+    return bool(target or os.environ.get("KUBECONFIG")) or Path("~/.kube/config").expanduser().exists()
+
+
+def find_here(name: str, target: Target) -> Path | None:
+    """Return the folder of the run that the name of a job means; None: a job in the cluster."""
+    with contextlib.suppress(UserError):
+        folder = find_run(name, RUNS).resolve()
+        is_meant = not has_cluster(target) or (not target and ("/" in name or is_in_use(folder)))
+        return folder if is_meant and (folder / FILE_JOB).exists() else None
+    return None
+
+
+@guard
+def list_command(target: Target, directory: Path, *, everywhere: bool, output: str) -> int:
+    found = [describe(run.name, run, read_metrics(run / FILE_METRICS)) for run in list_runs(directory)]
+    rows: list[list[Any]] = [
+        [_HERE, run.name, run.phase, run.step, run.total_steps, run.reward, run.changed] for run in found
+    ]
+    if has_cluster(target):
+        from rljob_cli.cluster.commands import list_jobs
+
+        rows += [[getattr(job, field) for field in _FIELDS] for job in list_jobs(target, everywhere)]
+    if output == "json":
+        print_json([dict(zip(_FIELDS, row, strict=True)) for row in rows])
+    else:
+        header = [Column(name, is_text=True, least=100) for name in ("NAMESPACE", "NAME")]
+        shown = [[*row[:3], f"{row[3]}/{row[4]}", summary.show_number(row[5]), row[6]] for row in rows]
+        table = build_table([*header, "PHASE", "STEP", "REWARD", "CHANGED, OR WAITS FOR"], shown)
+        show(table if rows else "no run here, and no job in a cluster; `rljob init DIR` writes a job")
+    return 0
+
+
+@guard
+def explain_run(folder: Path, output: str) -> int:
+    """Show the summary of a run, and what can be done with it."""
+    found = read_summary(folder, folder.name, read_job(folder / FILE_JOB)[0], read_metrics(folder / FILE_METRICS))
+    verbs = ["logs", "trajectories", "ui", *(["suspend"] if is_in_use(folder) else [])]
+    following = [f"rljob {verb} {shlex.quote(os.path.relpath(folder))}" for verb in verbs]
+    if output == "json":
+        print_json(found.model_dump(mode="json") | {"next": following})
+    else:
+        show(summary.build_table(found))
+        show("next: " + "\n      ".join(following))
+    return 0
+
+
+@guard
+def stop_run(folder: Path, output: str) -> int:
+    if (process := find_process(folder)) is None:
+        raise UserError(f"{folder}: is not in progress; the `rljob run` that started it resumes it")
+    os.kill(process, signal.SIGINT)
+    message = f"{folder} is being stopped, as by Ctrl-C; the same `rljob run` resumes from its last checkpoint"
+    if output == "json":
+        print_json({"message": message})
+    else:
+        print(message)
+    return 0

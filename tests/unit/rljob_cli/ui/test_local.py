@@ -1,0 +1,116 @@
+"""Runs on this machine, as the commands on jobs show them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+import pytest
+from typer.testing import CliRunner
+
+from rljob_api.manifest.job import RLJob
+from rljob_api.read.load import load_job
+from rljob_api.run.metrics import append_records
+from rljob_cli.commands import shorten
+from rljob_cli.main import app
+from rljob_cli.options import Target
+from rljob_cli.ui import local
+from tests.paths import ROOT
+from tests.support.records import step_record
+
+JOB = """\
+apiVersion: rljob.dev/v1alpha1
+kind: RLJob
+metadata: {name: sums}
+spec: {model: {source: /m}, data: {train: {source: /d.jsonl}}, schedule: {steps: 5}}
+"""
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """A run of step 2 of 5 in runs/sums, in a folder without a cluster."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    folder = tmp_path / "runs/sums"
+    (folder / "logs").mkdir(parents=True)
+    (folder / "job.yaml").write_text(JOB)
+    append_records(folder / "metrics.jsonl", [step_record(2, reward=0.25)])
+    (folder / "logs/sums-head-0.log").write_text("one\ntwo\n")
+    (folder / "logs/sums-trainer-0.log").write_text("three\n")
+    return folder
+
+
+def rljob(*arguments):
+    done = CliRunner().invoke(app, list(map(str, arguments)))
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.output
+    return done.exit_code, done.output
+
+
+def test_runs_are_listed_without_a_cluster(run):
+    code, output = rljob("ls")
+    assert code == 0
+    assert output.splitlines()[1].split()[:5] == ["(here)", "sums", "Unfinished", "2/5", "0.250"]
+    [row] = json.loads(rljob("ls", "-o", "json")[1])
+    assert (row["namespace"], row["name"], row["step"], row["total_steps"]) == ("(here)", "sums", 2, 5)
+
+
+def test_logs_of_a_run_are_those_of_its_pods(run):
+    assert [line.split() for line in rljob("logs", "sums")[1].splitlines()] == [
+        ["sums-head-0", "one"], ["sums-head-0", "two"], ["sums-trainer-0", "three"],
+    ]  # fmt: skip
+    code, output = rljob("logs", "sums", "--role", "head", "--tail", "1")
+    assert (code, output.split()) == (0, ["sums-head-0", "two"])
+
+
+def test_top_and_explain_take_a_run(run):
+    assert "2 of 5" in rljob("top", "sums")[1]
+    code, output = rljob("explain", "sums")
+    assert code == 0
+    assert "2 of 5" in output
+    assert "next: rljob logs runs/sums" in output
+
+
+def test_suspend_stops_a_run_in_progress_as_ctrl_c_does(run, monkeypatch):
+    killed = []
+    monkeypatch.setattr(os, "kill", lambda *given: killed.append(given))
+    assert rljob("suspend", "sums") == (
+        2,
+        f"{run}: is not in progress; the `rljob run` that started it resumes it\n",
+    )
+    monkeypatch.setattr(local, "find_process", lambda folder: 7)
+    code, output = rljob("suspend", "sums")
+    assert (code, killed) == (0, [(7, signal.SIGINT)])
+    assert "the same `rljob run` resumes from its last checkpoint" in output
+
+
+def test_name_means_a_job_where_there_is_a_cluster_unless_the_run_is_meant(run, monkeypatch):
+    assert local.find_here("sums", Target()) == run
+    assert local.find_here("sums", Target(namespace="research")) is None
+    monkeypatch.setenv("KUBECONFIG", "/k")
+    assert local.find_here("sums", Target()) is None
+    assert local.find_here("runs/sums", Target()) == run
+    monkeypatch.setattr(local, "is_in_use", lambda folder: True)
+    assert local.find_here("sums", Target()) == run
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"), [("stop", "suspend"), ("list", "ls"), ("render", "validate --render"), ("retry", "resume")]
+)
+def test_commands_of_others_are_answered_with_ours(given, meant):
+    code, output = rljob(given, "x")
+    assert code == 2
+    assert f"No such command '{given}'; here it is `rljob {meant}" in output
+
+
+def test_folder_that_init_wrote_is_a_job(run, tmp_path):
+    assert rljob("init", "new")[0] == 0
+    assert "new/rljob.yaml: RLJob new is valid" in rljob("validate", "--no-call", "new")[1]
+
+
+def test_trial_has_one_step_of_two_samples_and_no_evaluation():
+    job = shorten(load_job(ROOT / "examples/tiny/rljob.yaml"))
+    spec = RLJob.model_validate_json(job.model_dump_json(by_alias=True, exclude_unset=True)).spec
+    assert (spec.schedule.steps, spec.schedule.prompts_per_step, spec.algorithm.group_size) == (1, 2, 2)
+    assert (spec.evaluation.every_steps, spec.evaluation.sets) == (0, [])

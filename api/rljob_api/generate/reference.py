@@ -1,10 +1,12 @@
-"""Build docs/reference.md: tables of all fields, from the schemas of the CRDs. Fields of all roles are listed once.
+"""Build docs/reference.md: tables of all fields, from the schemas of the CRDs. Common fields are listed once.
 
-`dev/on_change.py` adds to each field what the operator does when it changes, and writes the page.
+Where an object has fields of one before it, its row names that one. `dev/on_change.py` adds to each field what the
+operator does when it changes, and writes the page.
 """
 
 import json
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rljob_api.manifest.base import yaml_fields
@@ -26,26 +28,38 @@ own: which roles get new Pods (`its own`: the role that has the field). If head 
 its last checkpoint; without a claim or storage, at step 0. [A warning](lifecycle.md#what-replaces-pods) tells it.
 `reloaded`: the driver reads the field again. `none`: the operator acts by the new value, and replaces no Pod.
 
+"Has the fields of `X`" stands for rows: `spec.data.eval` has the fields of `spec.data.train`, so there is
+`spec.data.eval.source`, with the same type, default and meaning. On change: as there, or as the row says.
+
 Relative paths in a job file are relative to the job file, not to the working directory.
 """
 _ROLES = ("head", "trainer", "rollout", "rewards")
 _COMMON = tuple(yaml_fields(Role))
 _POD = tuple(yaml_fields(PodSettings))
 _TABLE = "| field | type | default | meaning |\n|---|---|---|---|\n"
+_MIN_SHARED_CHARACTERS = 120
+"""Fields whose descriptions are shorter have rows of their own."""
+_SHARED_ENDS = (" is immutable", " is immutable while the job runs")
+"""Rules that differ in the field alone are one line."""
+
+Effects = Mapping[str, str]
+"""What a change of a field does, by its path without `spec.`."""
 
 
-def build_reference(job: Schema, reward_model: Schema, policy: Schema) -> str:
+def build_reference(job: Schema, reward_model: Schema, policy: Schema, effects: Effects | None = None) -> str:
+    listed = Listed(effects or {})
     spec, status = job["properties"]["spec"], job["properties"]["status"]
     simple = {name: node for name, node in spec["properties"].items() if name in _POD or not _fields(node)[0]}
-    parts = [_INTRO, "\n## RLJob\n", job["description"], "\n\n", _table("spec", spec, simple)]
-    for name, node in spec["properties"].items():
-        if name not in simple:
-            parts.append(_section(name, node, name in spec.get("required", [])))
+    parts = [_INTRO, "\n## RLJob\n", job["description"], "\n\n", listed.table("spec", spec, simple)]
     common = {name: node for name, node in spec["properties"]["head"]["properties"].items() if name in _COMMON}
     parts += ["\n### Every role\n", "`ROLE` is head, trainer, rollout, or an entry of rewards.\n\n"]
-    parts.append(_table("spec.ROLE", spec["properties"]["head"], common))
-    parts += ["\n### status\n", f"{status['description']}\n\n", _table("status", status)]
-    parts += ["\n### Rules across fields\n", *_rules(spec, "spec", seen=set())]
+    parts.append(listed.table("spec.ROLE", spec["properties"]["head"], common))
+    for name, node in spec["properties"].items():
+        if name not in simple:
+            parts.append(_section(listed, name, node, name in spec.get("required", [])))
+    parts += ["\n### status\n", f"{status['description']}\n\n", listed.table("status", status)]
+    parts += ["\n### Rules across fields\n", "`rljob validate` and the API server print how to keep them.\n\n"]
+    parts += _rules(spec, "spec", seen=set())
     parts += ["\n### What a resume may change\n", _resume()]
     status = reward_model["properties"]["status"]
     parts += [
@@ -53,11 +67,76 @@ def build_reference(job: Schema, reward_model: Schema, policy: Schema) -> str:
         "Its `spec` has the fields of an entry of an RLJob's `spec.rewards`, except name, weight, failurePolicy, "
         f"deadlineSeconds and hedging, and of an RLJob's `spec` {', '.join(_POD[:-1])} and {_POD[-1]}.\n\n",
         f"### status\n{status['description']}\n\n",
-        _table("status", status),
+        listed.table("status", status),
         f"\n## RLJobPolicy\n{policy['description']} See [namespaces of several teams](tenants.md).\n\n",
-        _table("spec", policy["properties"]["spec"]),
+        listed.table("spec", policy["properties"]["spec"]),
     ]
     return "".join(parts)
+
+
+class Listed:
+    """The tables of a page, and their objects: a later object with fields of an earlier one names that one."""
+
+    def __init__(self, effects: Effects) -> None:
+        self._effects = effects
+        self._objects = dict[str, Schema]()
+
+    def table(self, path: str, node: Schema, fields: dict[str, Schema] | None = None) -> str:
+        fields = node["properties"] if fields is None else fields
+        return _TABLE + "".join(self._rows(path, node, fields))
+
+    def _rows(self, path: str, holder: Schema, fields: dict[str, Schema]) -> Iterator[str]:
+        self._objects.setdefault(path, {**holder, "properties": fields})
+        for name, node in fields.items():
+            required = name in holder.get("required", [])
+            inner, suffix = _fields(node)
+            place, object_ = f"{path}.{name}{suffix}", node["items"] if suffix else node
+            own, shared = self._share(place, object_) if inner else ({}, "")
+            description = (node.get("description", "") + shared).replace("|", "\\|")
+            default = _describe_default(node, required)
+            yield f"| `{path}.{name}` | {_describe_type(node)} | {default} | {description} |\n"
+            yield from self._rows(place, object_, own)
+
+    def _share(self, path: str, holder: Schema) -> tuple[dict[str, Schema], str]:
+        """Return the fields of an object that need rows of their own, and a sentence about the others."""
+        left, texts = dict(holder["properties"]), list[str]()
+        while found := max(self._find(path, holder, left), key=lambda each: len(each[1]), default=None):
+            other, names, effect = found
+            missing = [f"`{name}`" for name in self._objects[other]["properties"] if name not in names]
+            if len(missing) > len(names):
+                text = f"{', '.join(f'`{name}`' for name in names)} as in `{other}`"
+            else:
+                text = f"the fields of `{other}`" + (f", without {', '.join(missing)}" if missing else "")
+            texts.append(text + (f"; on change: {effect}" if effect else ""))
+            left = {name: field for name, field in left.items() if name not in names}
+        self._objects.setdefault(path, holder)
+        return left, "".join(f" Has {text}." for text in texts)
+
+    def _find(self, path: str, holder: Schema, left: dict[str, Schema]) -> Iterator[tuple[str, list[str], str]]:
+        """Yield objects listed before, the fields that they share with this one, and, where it is not as there, what
+        a change of these does."""
+        for other, known in self._objects.items():
+            same = [
+                name
+                for name, field in left.items()
+                if known["properties"].get(name) == field
+                and (name in known.get("required", ())) == (name in holder.get("required", ()))
+            ]
+            effects = {name: self._effects_of(path, name, left[name]) for name in same}
+            alike = [name for name in same if effects[name] == self._effects_of(other, name, left[name])]
+            (effect, _), *_ = [*Counter(each for found in effects.values() for each in found).most_common(1), ("", 0)]
+            uniform = [name for name in same if set(effects[name]) == {effect}]
+            names, text = (uniform, effect) if len(uniform) > len(alike) else (alike, "")
+            if len(json.dumps([left[name] for name in names])) > _MIN_SHARED_CHARACTERS + 60 * len(names):
+                yield other, names, text
+
+    def _effects_of(self, path: str, name: str, node: Schema) -> list[str]:
+        """What a change does, of a field, or of each field in it."""
+        inner, suffix = _fields(node)
+        path = f"{path}.{name}"
+        if inner:
+            return [each for key, field in inner.items() for each in self._effects_of(path + suffix, key, field)]
+        return [self._effects.get(path.removeprefix("spec."), "")]
 
 
 def _resume() -> str:
@@ -71,14 +150,14 @@ def _resume() -> str:
     )
 
 
-def _section(name: str, node: Schema, required: bool) -> str:
+def _section(listed: Listed, name: str, node: Schema, required: bool) -> str:
     fields, suffix = _fields(node)
     own = {key: value for key, value in fields.items() if name not in _ROLES or key not in _COMMON}
     text = f"\n### spec.{name}\n{node['description']}{' Required.' if required else ''}\n"
     if name in _ROLES:
         text += "The fields of [every role](#every-role) apply, too.\n"
     holder = node["items"] if suffix else node
-    return text + ("\n" + _table(f"spec.{name}{suffix}", holder, own) if own else "")
+    return text + ("\n" + listed.table(f"spec.{name}{suffix}", holder, own) if own else "")
 
 
 def _fields(node: Schema) -> tuple[dict[str, Schema], str]:
@@ -86,20 +165,6 @@ def _fields(node: Schema) -> tuple[dict[str, Schema], str]:
     if node.get("type") == "array":
         return node["items"].get("properties", {}), "[]"
     return node.get("properties", {}), ""
-
-
-def _table(path: str, node: Schema, fields: dict[str, Schema] | None = None) -> str:
-    return _TABLE + "".join(_rows(path, node, fields if fields is not None else node["properties"]))
-
-
-def _rows(path: str, holder: Schema, fields: dict[str, Schema]) -> Iterator[str]:
-    for name, node in fields.items():
-        required = name in holder.get("required", [])
-        description = node.get("description", "").replace("|", "\\|")
-        yield f"| `{path}.{name}` | {_describe_type(node)} | {_describe_default(node, required)} | {description} |\n"
-        inner, suffix = _fields(node)
-        if inner:
-            yield from _rows(f"{path}.{name}{suffix}", node["items"] if suffix else node, inner)
 
 
 def _describe_default(node: Schema, required: bool) -> str:
@@ -131,10 +196,14 @@ def _describe_type(node: Schema) -> str:
 
 
 def _rules(node: Schema, path: str, seen: set[str]) -> Iterator[str]:
-    for rule in node.get("x-kubernetes-validations", []):
-        if rule["message"] not in seen:
-            seen.add(rule["message"])
-            yield f"- `{path}`: {rule['message']}.\n"
+    """Yield what must hold, without the remedy, which follows a semicolon."""
+    rules = [rule["message"].partition(";")[0] for rule in node.get("x-kubernetes-validations", [])]
+    messages = [rule for rule in rules if rule not in seen]
+    seen.update(messages)
+    for end in _SHARED_ENDS:
+        if fields := [message.removesuffix(end) for message in messages if message.endswith(end)]:
+            yield f"- `{path}`: {end.removeprefix(' is ')}: {', '.join(fields)}.\n"
+    yield from (f"- `{path}`: {message}.\n" for message in messages if not message.endswith(_SHARED_ENDS))
     for name, inner in node.get("properties", {}).items():
         yield from _rules(inner, f"{path}.{name}", seen)
     if "items" in node:

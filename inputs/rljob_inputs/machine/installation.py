@@ -1,7 +1,7 @@
 """How RLJob is installed: the extras of the package `rljob`, the modules that each adds, and the command that adds one.
 
 Owns these commands: every message that names one takes it from here. Imports none of the modules that it looks for.
-docs/install-cli.md has the same for people.
+docs/install.md has the same for people.
 """
 
 import importlib.metadata

@@ -1,7 +1,7 @@
-"""Build docs/reference.md: tables of all fields, from the schemas of the CRDs. Common fields are listed once.
+"""Build docs/reference.md: lists of all fields, from the schemas of the CRDs. Common fields are listed once.
 
-Where an object has fields of one before it, its row names that one. `dev/on_change.py` adds to each field what the
-operator does when it changes, and writes the page.
+Where an object has fields of one before it, its line names that one. `dev/on_change.py` finds what a change of each
+field does, and writes the page.
 """
 
 import json
@@ -20,27 +20,28 @@ _INTRO = """<!-- Generated from api/rljob_api by `make generate`; edit the types
 # Reference
 
 All fields of `RLJob`, `RewardModel` and `RLJobPolicy` (`rljob.dev/v1alpha1`). Names are camelCase. Unknown fields are
-rejected with the nearest known name. In the column default, `required` means that there is no default, and `null` that
-the field may be left out; its meaning is then described. `rljob validate FILE` reports all errors of a file at once.
+rejected with the nearest known name. `rljob validate FILE` reports all errors of a file at once.
 
-The column on change is what a change of the field does to a running job that trains, whose rollouts have Pods of their
-own: which roles get new Pods (`its own`: the role that has the field). If head or trainer do, the run starts again from
-its last checkpoint; without a claim or storage, at step 0. [A warning](lifecycle.md#what-replaces-pods) tells it.
+In parentheses are the type and the default; `optional` fields may be left out, and their meaning says what then holds.
+After the semicolon is what a change of the field does to a running job that trains, whose rollouts have Pods of their
+own: which roles get new Pods (`own`: the role that has the field). If head or trainer do, the run starts again from its
+last checkpoint; without a claim or storage, at step 0. [A warning](lifecycle.md#what-replaces-pods) tells it.
 `reloaded`: the driver reads the field again. `none`: the operator acts by the new value, and replaces no Pod.
 
-"Has the fields of `X`" stands for rows: `spec.data.eval` has the fields of `spec.data.train`, so there is
-`spec.data.eval.source`, with the same type, default and meaning. On change: as there, or as the row says.
+"Has the fields of `X`" stands for lines: `spec.data.eval` has the fields of `spec.data.train`, so there is
+`spec.data.eval.source`, with the same type, default and meaning. On change: as there, or as the line says.
 
 Relative paths in a job file are relative to the job file, not to the working directory.
 """
 _ROLES = ("head", "trainer", "rollout", "rewards")
 _COMMON = tuple(yaml_fields(Role))
 _POD = tuple(yaml_fields(PodSettings))
-_TABLE = "| field | type | default | meaning |\n|---|---|---|---|\n"
 _MIN_SHARED_CHARACTERS = 120
-"""Fields whose descriptions are shorter have rows of their own."""
-_SHARED_ENDS = (" is immutable", " is immutable while the job runs")
-"""Rules that differ in the field alone are one line."""
+"""Fields whose descriptions are shorter have lines of their own."""
+_RULES = """
+`rljob validate` and the API server refuse these changes, and fields that do not fit each other, with the remedy. All
+rules are under `x-kubernetes-validations` in [crds/](../crds/rljobs.rljob.dev.yaml).
+"""
 
 Effects = Mapping[str, str]
 """What a change of a field does, by its path without `spec.`."""
@@ -50,16 +51,15 @@ def build_reference(job: Schema, reward_model: Schema, policy: Schema, effects: 
     listed = Listed(effects or {})
     spec, status = job["properties"]["spec"], job["properties"]["status"]
     simple = {name: node for name, node in spec["properties"].items() if name in _POD or not _fields(node)[0]}
-    parts = [_INTRO, "\n## RLJob\n", job["description"], "\n\n", listed.table("spec", spec, simple)]
+    parts = [_INTRO, "\n## RLJob\n", job["description"], "\n\n", listed.list_fields("spec", spec, simple)]
     common = {name: node for name, node in spec["properties"]["head"]["properties"].items() if name in _COMMON}
     parts += ["\n### Every role\n", "`ROLE` is head, trainer, rollout, or an entry of rewards.\n\n"]
-    parts.append(listed.table("spec.ROLE", spec["properties"]["head"], common))
+    parts.append(listed.list_fields("spec.ROLE", spec["properties"]["head"], common))
     for name, node in spec["properties"].items():
         if name not in simple:
             parts.append(_section(listed, name, node, name in spec.get("required", [])))
-    parts += ["\n### status\n", f"{status['description']}\n\n", listed.table("status", status)]
-    parts += ["\n### Rules across fields\n", "`rljob validate` and the API server print how to keep them.\n\n"]
-    parts += _rules(spec, "spec", seen=set())
+    parts += ["\n### status\n", f"{status['description']}\n\n", listed.list_fields("status", status)]
+    parts += ["\n### What may not change\n", *_immutable(spec), _RULES]
     parts += ["\n### What a resume may change\n", _resume()]
     status = reward_model["properties"]["status"]
     parts += [
@@ -67,38 +67,39 @@ def build_reference(job: Schema, reward_model: Schema, policy: Schema, effects: 
         "Its `spec` has the fields of an entry of an RLJob's `spec.rewards`, except name, weight, failurePolicy, "
         f"deadlineSeconds and hedging, and of an RLJob's `spec` {', '.join(_POD[:-1])} and {_POD[-1]}.\n\n",
         f"### status\n{status['description']}\n\n",
-        listed.table("status", status),
+        listed.list_fields("status", status),
         f"\n## RLJobPolicy\n{policy['description']} See [namespaces of several teams](tenants.md).\n\n",
-        listed.table("spec", policy["properties"]["spec"]),
+        listed.list_fields("spec", policy["properties"]["spec"]),
     ]
     return "".join(parts)
 
 
 class Listed:
-    """The tables of a page, and their objects: a later object with fields of an earlier one names that one."""
+    """The lists of a page, and their objects: a later object with fields of an earlier one names that one."""
 
     def __init__(self, effects: Effects) -> None:
         self._effects = effects
         self._objects = dict[str, Schema]()
 
-    def table(self, path: str, node: Schema, fields: dict[str, Schema] | None = None) -> str:
+    def list_fields(self, path: str, node: Schema, fields: dict[str, Schema] | None = None) -> str:
         fields = node["properties"] if fields is None else fields
-        return _TABLE + "".join(self._rows(path, node, fields))
+        return "".join(self._lines(path, node, fields))
 
-    def _rows(self, path: str, holder: Schema, fields: dict[str, Schema]) -> Iterator[str]:
+    def _lines(self, path: str, holder: Schema, fields: dict[str, Schema]) -> Iterator[str]:
         self._objects.setdefault(path, {**holder, "properties": fields})
         for name, node in fields.items():
             required = name in holder.get("required", [])
             inner, suffix = _fields(node)
             place, object_ = f"{path}.{name}{suffix}", node["items"] if suffix else node
             own, shared = self._share(place, object_) if inner else ({}, "")
-            description = (node.get("description", "") + shared).replace("|", "\\|")
-            default = _describe_default(node, required)
-            yield f"| `{path}.{name}` | {_describe_type(node)} | {default} | {description} |\n"
-            yield from self._rows(place, object_, own)
+            effect = self._effects.get(f"{path}.{name}".removeprefix("spec."), "")
+            facts = ", ".join(filter(None, (_describe_type(node), _describe_default(node, required))))
+            facts += f"; {effect}" if effect else ""
+            yield f"- `{path}.{name}` ({facts}): {node.get('description', '')}{shared}\n"
+            yield from self._lines(place, object_, own)
 
     def _share(self, path: str, holder: Schema) -> tuple[dict[str, Schema], str]:
-        """Return the fields of an object that need rows of their own, and a sentence about the others."""
+        """Return the fields of an object that need lines of their own, and a sentence about the others."""
         left, texts = dict(holder["properties"]), list[str]()
         while found := max(self._find(path, holder, left), key=lambda each: len(each[1]), default=None):
             other, names, effect = found
@@ -157,7 +158,7 @@ def _section(listed: Listed, name: str, node: Schema, required: bool) -> str:
     if name in _ROLES:
         text += "The fields of [every role](#every-role) apply, too.\n"
     holder = node["items"] if suffix else node
-    return text + ("\n" + listed.table(f"spec.{name}{suffix}", holder, own) if own else "")
+    return text + ("\n" + listed.list_fields(f"spec.{name}{suffix}", holder, own) if own else "")
 
 
 def _fields(node: Schema) -> tuple[dict[str, Schema], str]:
@@ -171,8 +172,8 @@ def _describe_default(node: Schema, required: bool) -> str:
     if required:
         return "required"
     if node.get("default") == {} or "default" not in node:
-        return "null" if node.get("nullable") else ""
-    return f"`{json.dumps(node['default'], ensure_ascii=False)}`"
+        return "optional" if node.get("nullable") else ""
+    return f"default `{json.dumps(node['default'], ensure_ascii=False)}`"
 
 
 def _describe_type(node: Schema) -> str:
@@ -181,30 +182,23 @@ def _describe_type(node: Schema) -> str:
     if "type" not in node:
         return "any value"
     if "enum" in node:
-        return ", ".join(f"`{value}`" for value in node["enum"] if value != "")
+        return " or ".join(f"`{value}`" for value in node["enum"] if value != "")
     if node["type"] == "array":
         return f"list of {_describe_type(node['items'])}"
     if "additionalProperties" in node:
         return f"map of {_describe_type(node['additionalProperties'])}"
     if node.get("x-kubernetes-preserve-unknown-fields"):
         return "any fields"
-    names = {"object": "object", "string": "text", "boolean": "true or false", "integer": "whole number"}
     above, below = (">" if node.get("exclusiveMinimum") else ">="), ("<" if node.get("exclusiveMaximum") else "<=")
-    bounds = [f" {above} {node['minimum']:.12g}"] if "minimum" in node else []
-    bounds += [f" {below} {node['maximum']:.12g}"] if "maximum" in node else []
-    return names.get(node["type"], "number") + ",".join(bounds)
+    bounds = [f" {above}{node['minimum']:.12g}"] if "minimum" in node else []
+    bounds += [f" {below}{node['maximum']:.12g}"] if "maximum" in node else []
+    return str(node["type"]) + "".join(bounds)
 
 
-def _rules(node: Schema, path: str, seen: set[str]) -> Iterator[str]:
-    """Yield what must hold, without the remedy, which follows a semicolon."""
-    rules = [rule["message"].partition(";")[0] for rule in node.get("x-kubernetes-validations", [])]
-    messages = [rule for rule in rules if rule not in seen]
-    seen.update(messages)
-    for end in _SHARED_ENDS:
-        if fields := [message.removesuffix(end) for message in messages if message.endswith(end)]:
-            yield f"- `{path}`: {end.removeprefix(' is ')}: {', '.join(fields)}.\n"
-    yield from (f"- `{path}`: {message}.\n" for message in messages if not message.endswith(_SHARED_ENDS))
-    for name, inner in node.get("properties", {}).items():
-        yield from _rules(inner, f"{path}.{name}", seen)
-    if "items" in node:
-        yield from _rules(node["items"], f"{path}[]", seen)
+def _immutable(spec: Schema) -> Iterator[str]:
+    rules = [rule["message"].partition(";")[0] for rule in spec["x-kubernetes-validations"]]
+    for end, heading in (
+        (" is immutable", "Immutable"),
+        (" is immutable while the job runs", "Unless it is suspended"),
+    ):
+        yield f"- {heading}: {', '.join(f'`{rule.removesuffix(end)}`' for rule in rules if rule.endswith(end))}.\n"

@@ -58,7 +58,7 @@ def build_reference(job: Schema, reward_model: Schema, policy: Schema, effects: 
     for name, node in spec["properties"].items():
         if name not in simple:
             parts.append(_section(listed, name, node, name in spec.get("required", [])))
-    parts += ["\n### status\n", f"{status['description']}\n\n", listed.list_fields("status", status)]
+    parts += ["\n### status\n", _list_status(status)]
     parts += ["\n### What may not change\n", *_immutable(spec), _RULES]
     parts += ["\n### What a resume may change\n", _resume()]
     status = reward_model["properties"]["status"]
@@ -66,8 +66,8 @@ def build_reference(job: Schema, reward_model: Schema, policy: Schema, effects: 
         f"\n## RewardModel\n{reward_model['description']} ",
         "Its `spec` has the fields of an entry of an RLJob's `spec.rewards`, except name, weight, failurePolicy, "
         f"deadlineSeconds and hedging, and of an RLJob's `spec` {', '.join(_POD[:-1])} and {_POD[-1]}.\n\n",
-        f"### status\n{status['description']}\n\n",
-        listed.list_fields("status", status),
+        "### status\n",
+        _list_status(status),
         f"\n## RLJobPolicy\n{policy['description']} See [namespaces of several teams](tenants.md).\n\n",
         listed.list_fields("spec", policy["properties"]["spec"]),
     ]
@@ -193,6 +193,16 @@ def _describe_type(node: Schema) -> str:
     bounds = [f" {above}{node['minimum']:.12g}"] if "minimum" in node else []
     bounds += [f" {below}{node['maximum']:.12g}"] if "maximum" in node else []
     return str(node["type"]) + "".join(bounds)
+
+
+def _list_status(status: Schema) -> str:
+    """The fields of a status, each with the names of those in it. `kubectl explain` has the rest."""
+    lines = [f"{status['description']} `kubectl explain rljob.status --recursive` has the fields in each.\n\n"]
+    for name, node in status["properties"].items():
+        inner = ", ".join(f"`{field}`" for field in _fields(node)[0])
+        description = node.get("description", "") + (f" It has {inner}." if inner else "")
+        lines.append(f"- `status.{name}` ({_describe_type(node)}): {description}\n")
+    return "".join(lines)
 
 
 def _immutable(spec: Schema) -> Iterator[str]:

@@ -5,6 +5,7 @@ field does, and writes the page.
 """
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -42,6 +43,8 @@ _RULES = """
 `rljob validate` and the API server refuse these changes, and fields that do not fit each other, with the remedy. All
 rules are under `x-kubernetes-validations` in [crds/](../crds/rljobs.rljob.dev.yaml).
 """
+
+_CHANGES = re.compile(r" (Immutable|May change while the job runs)\.(?= |$)")
 
 Effects = Mapping[str, str]
 """What a change of a field does, by its path without `spec.`."""
@@ -95,7 +98,10 @@ class Listed:
             effect = self._effects.get(f"{path}.{name}".removeprefix("spec."), "")
             facts = ", ".join(filter(None, (_describe_type(node), _describe_default(node, required))))
             facts += f"; {effect}" if effect else ""
-            yield f"- `{path}.{name}` ({facts}): {node.get('description', '')}{shared}\n"
+            description = node.get("description", "")
+            if effect:  # which says the same
+                description = _CHANGES.sub("", description)
+            yield f"- `{path}.{name}` ({facts}): {description}{shared}\n"
             yield from self._lines(place, object_, own)
 
     def _share(self, path: str, holder: Schema) -> tuple[dict[str, Schema], str]:

@@ -131,7 +131,8 @@ class Listed:
             ]
             effects = {name: self._effects_of(path, name, left[name]) for name in same}
             alike = [name for name in same if effects[name] == self._effects_of(other, name, left[name])]
-            (effect, _), *_ = [*Counter(each for found in effects.values() for each in found).most_common(1), ("", 0)]
+            counts = Counter(each for found in effects.values() for each in found)
+            effect = counts.most_common(1)[0][0] if counts else ""
             uniform = [name for name in same if set(effects[name]) == {effect}]
             names, text = (uniform, effect) if len(uniform) > len(alike) else (alike, "")
             if len(json.dumps([left[name] for name in names])) > _MIN_SHARED_CHARACTERS + 60 * len(names):

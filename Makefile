@@ -222,6 +222,14 @@ docs: .venv/.docs-synced ## Build the site of docs/ into .site/html; a broken li
 docs-serve: .venv/.docs-synced ## Show the site on http://localhost:8010, and changes of docs/ as they are written (ADDRESS=HOST:PORT)
 	$(BIN)/python -m dev.site serve $(if $(ADDRESS),--address $(ADDRESS))
 
+.PHONY: docs-publish
+docs-publish: .venv/.docs-synced ## Build the site as VERSION (dev, v1.2.3), and push it to the branch gh-pages; needs REPOSITORY, SITE and TOKEN
+	git worktree add --force .site/published $$(git rev-parse --verify --quiet origin/gh-pages || echo --orphan -b gh-pages)
+	$(BIN)/python -m dev.site publish --folder .site/published --version $${VERSION#v} --repository $$REPOSITORY --site $$SITE
+	git -C .site/published add --all
+	git -C .site/published -c user.name=docs -c user.email=docs@localhost commit --allow-empty --quiet --message "docs: $$VERSION"
+	git -C .site/published -c http.extraHeader="Authorization: basic $$(printf 'x-access-token:%s' "$$TOKEN" | base64 --wrap 0)" push $$REPOSITORY HEAD:gh-pages
+
 # Needs nothing else: without `make install`, .venv has the group docs alone.
 .venv/.docs-synced: uv.lock pyproject.toml | $(UV)
 	$(UV) sync --frozen --only-group docs --inexact

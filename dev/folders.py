@@ -1,7 +1,7 @@
 """Write the tables of packages and folders: `python -m dev.folders [--check]`.
 
-CONTRIBUTING.md lists the packages; docs/architecture.md lists their folders, in the order of the import contracts of
-pyproject.toml. What a folder contains is the first paragraph of its docstring, so the tables cannot be wrong.
+CONTRIBUTING.md lists the packages, and their folders in the order of the import contracts of pyproject.toml.
+What a folder contains is the first paragraph of its docstring, so the tables cannot be wrong.
 """
 
 from __future__ import annotations
@@ -92,12 +92,11 @@ def replace(page: str, name: str, table: str) -> str:
     return f"{before}{begin}\n{table}\n{_END}{after}"
 
 
-PAGES = {"CONTRIBUTING.md": ("packages", render_packages), "docs/architecture.md": ("folders", render_folders)}
-
-
 def main(arguments: list[str]) -> int:
-    files = {ROOT / page: replace((ROOT / page).read_text(), name, render()) for page, (name, render) in PAGES.items()}
-    return write_files(files, check="--check" in arguments)
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    page = replace(page, "packages", render_packages())
+    page = replace(page, "folders", render_folders())
+    return write_files({ROOT / "CONTRIBUTING.md": page}, check="--check" in arguments)
 
 
 if __name__ == "__main__":

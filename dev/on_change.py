@@ -136,16 +136,13 @@ def find_restarting(effects: Mapping[Path, str]) -> dict[str, str]:
     return {holder: " ".join(fields) for holder, fields in found.items()}
 
 
-def add_column(page: str, effects: Mapping[Path, str]) -> str:
-    """Return the page with the effects in the tables of an RLJob's spec. Those of all roles are the head's."""
+def name_effects(effects: Mapping[Path, str]) -> dict[str, str]:
+    """Return the effects by path. Those of all roles are the head's; a service's role is called own."""
     cells = {".".join(path): effect for path, effect in effects.items()}
-    cells |= {
-        f"ROLE{path[4:]}": effect.replace("head", "its own") for path, effect in cells.items() if path[:5] == "head."
-    }
-    job, rest, others = page.partition("\n## RewardModel")
-    job = re.sub(r"^(\| field )(.*\n)(.*\n)(?=\| `spec)", r"\1| on change \2|---\3", job, flags=re.M)
-    job = re.sub(r"^(\| `spec\.(\S+)` \|)", lambda row: f"{row[1]} {cells.get(row[2], '')} |", job, flags=re.M)
-    return job + rest + others
+    for start, role in (("rewards[].", "reward"), ("agent.", "agent")):
+        cells |= {path: effect.replace(role, "own") for path, effect in cells.items() if path.startswith(start)}
+    roles = {path: effect.replace("head", "own") for path, effect in cells.items() if path.startswith("head.")}
+    return cells | {f"ROLE{path[4:]}": effect for path, effect in roles.items()}
 
 
 def main(arguments: list[str]) -> int:
@@ -153,7 +150,7 @@ def main(arguments: list[str]) -> int:
     spec = schemas[0]["properties"]["spec"]
     effects = {path: find_effect(spec, path) for path in find_fields(spec)}
     files = {
-        ROOT / "docs/reference.md": add_column(build_reference(*schemas), effects),
+        ROOT / "docs/reference.md": build_reference(*schemas, name_effects(effects)),
         ROOT / FILE: json.dumps(find_restarting(effects), indent=1) + "\n",
     }
     return write_files(files, check="--check" in arguments)

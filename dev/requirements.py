@@ -30,7 +30,7 @@ _ENVIRONMENTS = " ; " + " or ".join(
 def render() -> Iterator[tuple[str, str]]:
     """Yield each file's name and text."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["uv"]
-    header = "# Written by dev/requirements.py from {}. How to use it: docs/install-cli.md\n"
+    header = "# Written by dev/requirements.py from {}. How to use it: docs/install.md\n"
     overrides = "".join(f"{line}\n" for line in settings["override-dependencies"])
     yield "overrides.txt", header.format("pyproject.toml") + overrides
     for extra in ("cpu", "gpu"):

@@ -22,6 +22,23 @@ def separate_blocks(text: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def name_headers(text: str) -> str:
+    """Return the text with a name in each empty header of a table, which screen readers read and nobody sees."""
+    lines, before = [], ""
+    for kind, line in _read_kinds(text):
+        if kind == "table" and before != "table":
+            cells = line.strip().removeprefix("|").removesuffix("|").split("|")
+            if not all(cell.strip() for cell in cells):
+                named = [
+                    cell if cell.strip() else f' <span class="only-read">column {i}</span> '
+                    for i, cell in enumerate(cells, 1)
+                ]
+                line = f"|{'|'.join(named)}|"
+        lines.append(line)
+        before = kind
+    return "\n".join(lines) + "\n"
+
+
 def _read_kinds(text: str) -> Iterator[tuple[str, str]]:
     """Yield each line with its kind. The lines of a block of code are `code`, with its last one as `fence`."""
     fence = ""

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from dev.site.blocks import separate_blocks
+from dev.site.blocks import name_headers, separate_blocks
 from dev.site.links import find_links, replace_links, resolve
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / ".site" / "pages"
 """As `docs_dir` of zensical.toml."""
+THEME = ("site.css", "site.js")
+"""Files of this package, as `extra_css` and `extra_javascript` of zensical.toml."""
 
 
 def find_pages(root: Path = ROOT) -> dict[str, str]:
@@ -39,10 +41,15 @@ def find_place(name: str, pages: dict[str, str], root: Path = ROOT) -> str | Non
     return f"source/{name}.txt"
 
 
-def write_tree(folder: Path = PAGES, root: Path = ROOT) -> int:
-    """Write the folder anew, and return the number of its pages. What has not changed keeps its time."""
+def write_tree(folder: Path = PAGES, root: Path = ROOT, repository: str = "") -> int:
+    """Write the folder anew, and return the number of its pages. What has not changed keeps its time.
+
+    `repository`: its address, for a link below each page that edits it.
+    """
     pages = find_pages(root)
-    files = dict(_read_files(pages, root))
+    files = dict(_read_files(pages, root, repository)) | {
+        name: (ROOT / "dev" / "site" / name).read_bytes() for name in THEME
+    }
     for path in [each for each in folder.rglob("*") if each.is_file()]:
         if path.relative_to(folder).as_posix() not in files:
             path.unlink()
@@ -54,7 +61,7 @@ def write_tree(folder: Path = PAGES, root: Path = ROOT) -> int:
     return sum(name.endswith(".md") for name in files)
 
 
-def _read_files(pages: dict[str, str], root: Path) -> Iterator[tuple[str, bytes]]:
+def _read_files(pages: dict[str, str], root: Path, repository: str) -> Iterator[tuple[str, bytes]]:
     """Yield the path on the site and the content of each page and of each file that one links to."""
 
     def place(name: str) -> str | None:
@@ -64,7 +71,10 @@ def _read_files(pages: dict[str, str], root: Path) -> Iterator[tuple[str, bytes]
         if name == "README.md":
             continue
         text = (root / name).read_text()
-        yield target, separate_blocks(replace_links(text, name, place)).encode()
+        page = name_headers(separate_blocks(replace_links(text, name, place)))
+        if repository:
+            page += f"\n[Edit this page]({repository}/edit/main/{name})\n"
+        yield target, page.encode()
         for link in find_links(text):
             linked = resolve(name, link.partition("#")[0])
             if (root / linked).is_file() and linked not in pages:

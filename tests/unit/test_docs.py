@@ -7,6 +7,7 @@ from functools import cache
 import pytest
 import yaml
 
+from rljob_api.generate.crd import build_object_schema
 from rljob_api.manifest.job import RLJob
 from rljob_api.read.load import load_manifests
 from rljob_core.children import build_children
@@ -136,11 +137,16 @@ def test_recipe_for_rdma_reaches_the_trainers_container():
 def test_settings_of_the_guide_for_newcomers_are_fields(header):
     table = COMING_FROM.read_text().partition(header)[2].partition("\n\n")[0]
     settings = re.findall(r"^\| `(?!rljob )([A-Za-z0-9.\[\]]+)", table, re.M)
-    reference = (ROOT / "docs" / "reference.md").read_text()
-    known = set(re.findall(r"^\| `spec\.([A-Za-z0-9.\[\]]+)` \|", reference, re.M))
-    known |= set(re.findall(r"^### spec\.([A-Za-z]+)$", reference, re.M))
+    known = set(list_fields(build_object_schema(RLJob)["properties"]["spec"]))
     assert len(settings) > 30
     assert sorted(set(settings) - known) == []
+
+
+def list_fields(node, path=""):
+    """Yield the paths of the fields of a schema."""
+    for name, field in node.get("properties", {}).items():
+        yield path + name
+        yield from list_fields(field.get("items", field), f"{path}{name}{'[]' if 'items' in field else ''}.")
 
 
 WALKS = re.findall(

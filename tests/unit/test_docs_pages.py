@@ -21,7 +21,7 @@ from tests.support.job_simulation import make_job
 from tests.support.pages import read_blocks, read_commands, read_object, read_objects
 
 CLUSTERS = ["install/eks.md", "install/gke.md", "install/on-premises.md"]
-PAGES = [*CLUSTERS, "install/laptop.md", "install/workstation.md", "kueue.md", "trackers.md"]
+PAGES = [*CLUSTERS, "install/laptop.md", "one-gpu.md", "kueue.md", "trackers.md"]
 OTHERS = {"aws", "docker", "eksctl", "export", "gcloud", "head", "source", "tensorboard", "uv"}
 """Commands of others, which no test runs."""
 KUBECTL = {"apply", "config", "create", "edit", "get", "label", "rollout", "taint"}

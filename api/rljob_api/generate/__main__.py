@@ -1,6 +1,6 @@
 """`python -m rljob_api.generate [--check]`: write the CRDs (crds/ and the Helm chart) and tables of the documentation.
 
-docs/monitoring.md and docs/trajectories.md have tables between comments. `dev/on_change.py` writes docs/reference.md.
+docs/monitoring.md and docs/runs.md have tables between comments. `dev/on_change.py` writes docs/reference.md.
 
 Invariant: the files in git equal the output; `--check` (make verify) fails on drift and writes nothing.
 """
@@ -24,7 +24,7 @@ def build_files() -> dict[str, str]:
         files[f"crds/{name}"] = build_manifest(crd)
         files[f"charts/rljob/templates/crds/{name}"] = build_chart_template(crd)
     tables = {"step": build_step_table(), "evaluation": build_evaluation_table()}
-    for name, own in (("docs/monitoring.md", tables), ("docs/trajectories.md", {"columns": build_column_table()})):
+    for name, own in (("docs/monitoring.md", tables), ("docs/runs.md", {"columns": build_column_table()})):
         files[name] = (_ROOT / name).read_text("utf-8")
         for mark, table in own.items():
             files[name] = replace_table(files[name], mark, table)

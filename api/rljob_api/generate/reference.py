@@ -1,13 +1,16 @@
-"""Build docs/reference.md: tables of all fields, from the schemas of the CRDs. Fields of all roles are listed once.
+"""Build docs/reference.md: lists of all fields, from the schemas of the CRDs. Common fields are listed once.
 
-`dev/on_change.py` adds to each field what the operator does when it changes, and writes the page.
+Where an object has fields of one before it, its line names that one. `dev/on_change.py` finds what a change of each
+field does, and writes the page.
 
 It also builds the tables of a run's records, from the docstrings of their types. Pure.
 """
 
 import inspect
 import json
-from collections.abc import Iterator
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from typing import Any, get_args, get_origin
 
 from pydantic.fields import FieldInfo
@@ -27,46 +30,130 @@ _INTRO = """<!-- Generated from api/rljob_api by `make generate`; edit the types
 # Reference
 
 All fields of `RLJob`, `RewardModel` and `RLJobPolicy` (`rljob.dev/v1alpha1`). Names are camelCase. Unknown fields are
-rejected with the nearest known name. In the column default, `required` means that there is no default, and `null` that
-the field may be left out; its meaning is then described. `rljob validate FILE` reports all errors of a file at once.
+rejected with the nearest known name. `rljob validate FILE` reports all errors of a file at once.
 
-The column on change is what a change of the field does to a running job that trains, whose rollouts have Pods of their
-own: which roles get new Pods (`its own`: the role that has the field). If head or trainer do, the run starts again from
-its last checkpoint; without a claim or storage, at step 0. [A warning](lifecycle.md#what-replaces-pods) tells it.
+In parentheses are the type and the default; `optional` fields may be left out, and their meaning says what then holds.
+After the semicolon is what a change of the field does to a running job that trains, whose rollouts have Pods of their
+own: which roles get new Pods (`own`: the role that has the field). If head or trainer do, the run starts again from its
+last checkpoint; without a claim or storage, at step 0. [A warning](lifecycle.md#what-replaces-pods) tells it.
 `reloaded`: the driver reads the field again. `none`: the operator acts by the new value, and replaces no Pod.
+
+"Has the fields of `X`" stands for lines: `spec.data.eval` has the fields of `spec.data.train`, so there is
+`spec.data.eval.source`, with the same type, default and meaning. On change: as there, or as the line says.
 
 Relative paths in a job file are relative to the job file, not to the working directory.
 """
 _ROLES = ("head", "trainer", "rollout", "rewards")
 _COMMON = tuple(yaml_fields(Role))
 _POD = tuple(yaml_fields(PodSettings))
-_TABLE = "| field | type | default | meaning |\n|---|---|---|---|\n"
+_MIN_SHARED_CHARACTERS = 120
+"""Fields whose descriptions are shorter have lines of their own."""
+_RULES = """
+`rljob validate` and the API server refuse these changes, and fields that do not fit each other, with the remedy. All
+rules are under `x-kubernetes-validations` in [crds/](../crds/rljobs.rljob.dev.yaml).
+"""
+
+_CHANGES = re.compile(r" (Immutable|May change while the job runs)\.(?= |$)")
+
+Effects = Mapping[str, str]
+"""What a change of a field does, by its path without `spec.`."""
 
 
-def build_reference(job: Schema, reward_model: Schema, policy: Schema) -> str:
+def build_reference(job: Schema, reward_model: Schema, policy: Schema, effects: Effects | None = None) -> str:
+    listed = Listed(effects or {})
     spec, status = job["properties"]["spec"], job["properties"]["status"]
     simple = {name: node for name, node in spec["properties"].items() if name in _POD or not _fields(node)[0]}
-    parts = [_INTRO, "\n## RLJob\n", job["description"], "\n\n", _table("spec", spec, simple)]
-    for name, node in spec["properties"].items():
-        if name not in simple:
-            parts.append(_section(name, node, name in spec.get("required", [])))
+    parts = [_INTRO, "\n## RLJob\n", job["description"], "\n\n", listed.list_fields("spec", spec, simple)]
     common = {name: node for name, node in spec["properties"]["head"]["properties"].items() if name in _COMMON}
     parts += ["\n### Every role\n", "`ROLE` is head, trainer, rollout, or an entry of rewards.\n\n"]
-    parts.append(_table("spec.ROLE", spec["properties"]["head"], common))
-    parts += ["\n### status\n", f"{status['description']}\n\n", _table("status", status)]
-    parts += ["\n### Rules across fields\n", *_rules(spec, "spec", seen=set())]
+    parts.append(listed.list_fields("spec.ROLE", spec["properties"]["head"], common))
+    for name, node in spec["properties"].items():
+        if name not in simple:
+            parts.append(_section(listed, name, node, name in spec.get("required", [])))
+    parts += ["\n### status\n", _list_status(status)]
+    parts += ["\n### What may not change\n", *_immutable(spec), _RULES]
     parts += ["\n### What a resume may change\n", _resume()]
     status = reward_model["properties"]["status"]
     parts += [
         f"\n## RewardModel\n{reward_model['description']} ",
         "Its `spec` has the fields of an entry of an RLJob's `spec.rewards`, except name, weight, failurePolicy, "
         f"deadlineSeconds and hedging, and of an RLJob's `spec` {', '.join(_POD[:-1])} and {_POD[-1]}.\n\n",
-        f"### status\n{status['description']}\n\n",
-        _table("status", status),
+        "### status\n",
+        _list_status(status),
         f"\n## RLJobPolicy\n{policy['description']} See [namespaces of several teams](tenants.md).\n\n",
-        _table("spec", policy["properties"]["spec"]),
+        listed.list_fields("spec", policy["properties"]["spec"]),
     ]
     return "".join(parts)
+
+
+class Listed:
+    """The lists of a page, and their objects: a later object with fields of an earlier one names that one."""
+
+    def __init__(self, effects: Effects) -> None:
+        self._effects = effects
+        self._objects = dict[str, Schema]()
+
+    def list_fields(self, path: str, node: Schema, fields: dict[str, Schema] | None = None) -> str:
+        fields = node["properties"] if fields is None else fields
+        return "".join(self._lines(path, node, fields))
+
+    def _lines(self, path: str, holder: Schema, fields: dict[str, Schema]) -> Iterator[str]:
+        self._objects.setdefault(path, {**holder, "properties": fields})
+        for name, node in fields.items():
+            required = name in holder.get("required", [])
+            inner, suffix = _fields(node)
+            place, object_ = f"{path}.{name}{suffix}", node["items"] if suffix else node
+            own, shared = self._share(place, object_) if inner else ({}, "")
+            effect = self._effects.get(f"{path}.{name}".removeprefix("spec."), "")
+            facts = ", ".join(filter(None, (_describe_type(node), _describe_default(node, required))))
+            facts += f"; {effect}" if effect else ""
+            description = node.get("description", "")
+            if effect:  # which says the same
+                description = _CHANGES.sub("", description)
+            yield f"- `{path}.{name}` ({facts}): {description}{shared}\n"
+            yield from self._lines(place, object_, own)
+
+    def _share(self, path: str, holder: Schema) -> tuple[dict[str, Schema], str]:
+        """Return the fields of an object that need lines of their own, and a sentence about the others."""
+        left, texts = dict(holder["properties"]), list[str]()
+        while found := max(self._find(path, holder, left), key=lambda each: len(each[1]), default=None):
+            other, names, effect = found
+            missing = [f"`{name}`" for name in self._objects[other]["properties"] if name not in names]
+            if len(missing) > len(names):
+                text = f"{', '.join(f'`{name}`' for name in names)} as in `{other}`"
+            else:
+                text = f"the fields of `{other}`" + (f", without {', '.join(missing)}" if missing else "")
+            texts.append(text + (f"; on change: {effect}" if effect else ""))
+            left = {name: field for name, field in left.items() if name not in names}
+        self._objects.setdefault(path, holder)
+        return left, "".join(f" Has {text}." for text in texts)
+
+    def _find(self, path: str, holder: Schema, left: dict[str, Schema]) -> Iterator[tuple[str, list[str], str]]:
+        """Yield objects listed before, the fields that they share with this one, and, where it is not as there, what
+        a change of these does."""
+        for other, known in self._objects.items():
+            same = [
+                name
+                for name, field in left.items()
+                if known["properties"].get(name) == field
+                and (name in known.get("required", ())) == (name in holder.get("required", ()))
+            ]
+            effects = {name: self._effects_of(path, name, left[name]) for name in same}
+            alike = [name for name in same if effects[name] == self._effects_of(other, name, left[name])]
+            counts = Counter(each for found in effects.values() for each in found)
+            effect = counts.most_common(1)[0][0] if counts else ""
+            uniform = [name for name in same if set(effects[name]) == {effect}]
+            names, text = (uniform, effect) if len(uniform) > len(alike) else (alike, "")
+            if len(json.dumps([left[name] for name in names])) > _MIN_SHARED_CHARACTERS + 60 * len(names):
+                yield other, names, text
+
+    def _effects_of(self, path: str, name: str, node: Schema) -> list[str]:
+        """What a change does, of a field, or of each field in it."""
+        inner, suffix = _fields(node)
+        path = f"{path}.{name}"
+        if inner:
+            return [each for key, field in inner.items() for each in self._effects_of(path + suffix, key, field)]
+        return [self._effects.get(path.removeprefix("spec."), "")]
 
 
 def _resume() -> str:
@@ -80,14 +167,14 @@ def _resume() -> str:
     )
 
 
-def _section(name: str, node: Schema, required: bool) -> str:
+def _section(listed: Listed, name: str, node: Schema, required: bool) -> str:
     fields, suffix = _fields(node)
     own = {key: value for key, value in fields.items() if name not in _ROLES or key not in _COMMON}
     text = f"\n### spec.{name}\n{node['description']}{' Required.' if required else ''}\n"
     if name in _ROLES:
         text += "The fields of [every role](#every-role) apply, too.\n"
     holder = node["items"] if suffix else node
-    return text + ("\n" + _table(f"spec.{name}{suffix}", holder, own) if own else "")
+    return text + ("\n" + listed.list_fields(f"spec.{name}{suffix}", holder, own) if own else "")
 
 
 def _fields(node: Schema) -> tuple[dict[str, Schema], str]:
@@ -97,26 +184,12 @@ def _fields(node: Schema) -> tuple[dict[str, Schema], str]:
     return node.get("properties", {}), ""
 
 
-def _table(path: str, node: Schema, fields: dict[str, Schema] | None = None) -> str:
-    return _TABLE + "".join(_rows(path, node, fields if fields is not None else node["properties"]))
-
-
-def _rows(path: str, holder: Schema, fields: dict[str, Schema]) -> Iterator[str]:
-    for name, node in fields.items():
-        required = name in holder.get("required", [])
-        description = node.get("description", "").replace("|", "\\|")
-        yield f"| `{path}.{name}` | {_describe_type(node)} | {_describe_default(node, required)} | {description} |\n"
-        inner, suffix = _fields(node)
-        if inner:
-            yield from _rows(f"{path}.{name}{suffix}", node["items"] if suffix else node, inner)
-
-
 def _describe_default(node: Schema, required: bool) -> str:
     if required:
         return "required"
     if node.get("default") == {} or "default" not in node:
-        return "null" if node.get("nullable") else ""
-    return f"`{json.dumps(node['default'], ensure_ascii=False)}`"
+        return "optional" if node.get("nullable") else ""
+    return f"default `{json.dumps(node['default'], ensure_ascii=False)}`"
 
 
 def _describe_type(node: Schema) -> str:
@@ -125,29 +198,36 @@ def _describe_type(node: Schema) -> str:
     if "type" not in node:
         return "any value"
     if "enum" in node:
-        return ", ".join(f"`{value}`" for value in node["enum"] if value != "")
+        return " or ".join(f"`{value}`" for value in node["enum"] if value != "")
     if node["type"] == "array":
         return f"list of {_describe_type(node['items'])}"
     if "additionalProperties" in node:
         return f"map of {_describe_type(node['additionalProperties'])}"
     if node.get("x-kubernetes-preserve-unknown-fields"):
         return "any fields"
-    names = {"object": "object", "string": "text", "boolean": "true or false", "integer": "whole number"}
     above, below = (">" if node.get("exclusiveMinimum") else ">="), ("<" if node.get("exclusiveMaximum") else "<=")
-    bounds = [f" {above} {node['minimum']:.12g}"] if "minimum" in node else []
-    bounds += [f" {below} {node['maximum']:.12g}"] if "maximum" in node else []
-    return names.get(node["type"], "number") + ",".join(bounds)
+    bounds = [f" {above}{node['minimum']:.12g}"] if "minimum" in node else []
+    bounds += [f" {below}{node['maximum']:.12g}"] if "maximum" in node else []
+    return str(node["type"]) + "".join(bounds)
 
 
-def _rules(node: Schema, path: str, seen: set[str]) -> Iterator[str]:
-    for rule in node.get("x-kubernetes-validations", []):
-        if rule["message"] not in seen:
-            seen.add(rule["message"])
-            yield f"- `{path}`: {rule['message']}.\n"
-    for name, inner in node.get("properties", {}).items():
-        yield from _rules(inner, f"{path}.{name}", seen)
-    if "items" in node:
-        yield from _rules(node["items"], f"{path}[]", seen)
+def _list_status(status: Schema) -> str:
+    """The fields of a status, each with the names of those in it. `kubectl explain` has the rest."""
+    lines = [f"{status['description']} `kubectl explain rljob.status --recursive` has the fields in each.\n\n"]
+    for name, node in status["properties"].items():
+        inner = ", ".join(f"`{field}`" for field in _fields(node)[0])
+        description = node.get("description", "") + (f" It has {inner}." if inner else "")
+        lines.append(f"- `status.{name}` ({_describe_type(node)}): {description}\n")
+    return "".join(lines)
+
+
+def _immutable(spec: Schema) -> Iterator[str]:
+    rules = [rule["message"].partition(";")[0] for rule in spec["x-kubernetes-validations"]]
+    for end, heading in (
+        (" is immutable", "Immutable"),
+        (" is immutable while the job runs", "Unless it is suspended"),
+    ):
+        yield f"- {heading}: {', '.join(f'`{rule.removesuffix(end)}`' for rule in rules if rule.endswith(end))}.\n"
 
 
 _NO_GAUGE = ("type", "step", "time", "prompts", "prompt_sources", "set", "weight_digest")

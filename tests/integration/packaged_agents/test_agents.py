@@ -1,5 +1,5 @@
 """Agents that people use, from their registries, unchanged: `rljob test-agent` plays an episode of each with given
-answers, in the runner's sandbox. The files in programs/ are what docs/programs.md shows."""
+answers, in the runner's sandbox. The files in programs/ are what docs/agents.md#programs shows."""
 
 from __future__ import annotations
 

@@ -69,39 +69,21 @@ def test_fields_that_start_the_run_again_are_as_few_paths_as_possible():
     assert on_change.find_restarting({tuple(path.split(".")): effect for path, effect in effects.items()}) == expected
 
 
-PAGE = """## RLJob
-
-| field | type |
-|---|---|
-| `spec.head.image` | text |
-| `spec.head` | object |
-
-| field | type |
-|---|---|
-| `spec.ROLE.env` | map |
-
-| field | type |
-|---|---|
-| `status.phase` | text |
-
-## RewardModel
-
-| field | type |
-|---|---|
-| `spec.head.image` | text |
-"""
-
-
-def test_column_is_in_the_tables_of_a_jobs_spec():
-    lines = on_change.add_column(PAGE, {("head", "image"): "head", ("head", "env"): "head"}).splitlines()
-    assert lines[2:6] == [
-        "| field | on change | type |",
-        "|---|---|---|",
-        "| `spec.head.image` | head | text |",
-        "| `spec.head` |  | object |",
-    ]
-    assert lines[7:10] == ["| field | on change | type |", "|---|---|---|", "| `spec.ROLE.env` | its own | map |"]
-    assert lines[10:] == PAGE.splitlines()[10:]
+def test_roles_are_named_own_where_their_fields_are():
+    effects = {
+        "head.env": "head",
+        "rewards[].env": "reward",
+        "agent.user.slots": "head, agent",
+        "model.source": "refused",
+    }
+    named = on_change.name_effects({tuple(path.split(".")): effect for path, effect in effects.items()})
+    assert named == {
+        "head.env": "head",
+        "ROLE.env": "own",
+        "rewards[].env": "own",
+        "agent.user.slots": "head, own",
+        "model.source": "refused",
+    }
 
 
 def test_fields_of_all_roles_replace_the_pods_of_their_own_role():

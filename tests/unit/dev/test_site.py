@@ -1,12 +1,14 @@
 """The site has every page, with links that lead somewhere and blocks that its parser divides as GitHub does."""
 
+import json
 import re
 import tomllib
 
 import pytest
 
-from dev.site.blocks import separate_blocks
+from dev.site.blocks import name_headers, separate_blocks
 from dev.site.links import find_links, replace_links
+from dev.site.publish import order_versions, publish
 from dev.site.tree import PAGES, ROOT, find_pages, write_tree
 
 SETTINGS = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]
@@ -98,6 +100,36 @@ def test_link_is_replaced_by_what_the_site_has(page, text, replaced):
 def test_blocks_are_separated_by_blank_lines(text, blocks):
     assert separate_blocks(text) == blocks
     assert separate_blocks(blocks) == blocks
+
+
+def test_empty_headers_of_tables_get_a_name_that_nobody_sees():
+    named = '| a | <span class="only-read">column 2</span> |\n|---|---|\n| | b |\n'
+    assert name_headers("| a | |\n|---|---|\n| | b |\n") == named
+    assert name_headers("```\n| | |\n```\n") == "```\n| | |\n```\n"
+
+
+def test_published_site_has_a_link_below_each_page_that_edits_it(tmp_path):
+    write_tree(tmp_path, repository="https://host/o/r")
+    for place, source in (("install.md", "docs/install.md"), ("project/changelog.md", "CHANGELOG.md")):
+        assert f"[Edit this page](https://host/o/r/edit/main/{source})" in (tmp_path / place).read_text()
+
+
+def test_each_version_has_a_folder_and_the_newest_release_is_first(tmp_path):
+    html = tmp_path / "html"
+    html.mkdir()
+    (html / "index.html").write_text("new")
+    folder = tmp_path / "published"
+    folder.mkdir()
+    for version in ("dev", "0.9.0", "0.10.0", "dev"):
+        publish(folder, version, html)
+    assert [each["version"] for each in json.loads((folder / "versions.json").read_text())] == [
+        "0.10.0",
+        "0.9.0",
+        "dev",
+    ]
+    assert "url=0.10.0/" in (folder / "index.html").read_text()
+    assert (folder / "0.9.0" / "index.html").read_text() == "new"
+    assert order_versions({"dev"}) == ["dev"]
 
 
 def test_no_page_loads_anything_from_another_host():

@@ -38,4 +38,4 @@ def build_actor() -> ActorClass[Any]:
 
     methods = {name: forward(name) for name in METHODS}
     build: Any = ray.remote(concurrency_groups={SAVES: 1, BEATS: 1})  # type: ignore[call-overload]  # not in its types
-    return build(type("RankProcess", (), {"__init__": start, **methods}))  # type: ignore[no-any-return]
+    return build(type("RankProcess", (), {"__init__": start, **methods}))

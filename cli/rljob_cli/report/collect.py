@@ -78,7 +78,7 @@ def collect_run(
 ) -> RunData:
     """Read a run. Raise UserError if the folder is not a run's. `query`: selects the samples from its whole log.
     `answers`: as in read_summary. `metrics`: those of the folder, if they are known. `max_files`: so many files of the
-    log, spread over the run, stand for all; num_samples is of these."""
+    log, spread over the run, stand for all; num_samples counts theirs."""
     files = all_files = list_trajectory_files(folder / TRAJECTORIES)
     if max_files is not None:
         files = sorted(files[index] for index in islice(spread(len(files)), max_files))

@@ -100,9 +100,8 @@ def render_page(run: RunData, now: datetime, live: LiveView | None = None, order
     chosen = [] if live else choose_samples(samples)
     steps, sessions, redactor = run.metrics.steps, run.summary.sessions, build_redactor(run.job)
     described: dict[str, Any] = {}
-    if live and live.charts is None:
-        script, style = "", ""
-    else:
+    script = style = ""
+    if live is None or live.charts is not None:
         described = _describe_live(live) if live else {"samples": [describe_sample(row) for row in chosen]}
         described["charts"] = live.charts if live else describe_panels(build_panels(run.metrics))
         script, style = ("\n".join(map(_read, names)) for names in (_PROGRAMS, _STYLES))

@@ -31,7 +31,7 @@ class Curve:
     run: str = ""
     """The run that it is of, if runs are laid over each other."""
     ranges: tuple[tuple[float, float], ...] = ()
-    """Of each point the least and the largest value that it stands for. Empty: each stands for one."""
+    """The least and the largest value that each point stands for. Empty: each stands for one."""
     size: int = 1
     """Values that a point stands for."""
 

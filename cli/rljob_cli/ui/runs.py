@@ -122,8 +122,8 @@ class WatchedRun:
         return self._metrics.read()
 
     def build_panels(self, num_steps: int | None = None, num_evaluations: int | None = None) -> list[Panel]:
-        """Return the panels of the first steps and evaluations, by default of all. Those that were asked for last are
-        kept: they are the same for all pages, until a step ends."""
+        """Return the panels of the first steps and evaluations; None: of the whole run. Those that were asked for last
+        are kept: they are the same for all pages, until a step ends."""
         metrics = self.read_metrics()
         metrics = Metrics(metrics.steps[:num_steps], metrics.evaluations[:num_evaluations])
         ends = (records[-1].time for records in (metrics.steps, metrics.evaluations) if records)

@@ -249,6 +249,8 @@ def test_unreadable_file_or_other_version_is_named(run_dir):
     path = trajectory_file(run_dir, 3, "train")
     path.write_text("torn")
     done = rljob(run_dir)
+    assert (done.exit_code, str(path) in done.output) == (0, True), "it hides its own samples alone"
+    done = rljob(run_dir, "--step", "3")
     assert (done.exit_code, str(path) in done.output) == (2, True)
     pq.write_table(pa.table({"step": [3]}), path)
     assert "another version of rljob" in rljob(run_dir).output

@@ -225,6 +225,8 @@ class RankFacts(NamedTuple):
     layout: Layout
     """How rows may share micro-batches."""
     choices: TrainerChoices
+    micro_batch_tokens: int
+    """trainer.microBatchTokens."""
     why_file: str
     """Why weights come to the rollouts through a file, although the devices are shared; else empty."""
 
@@ -276,11 +278,11 @@ class RankProcess:
         self._saver = CheckpointSaver(self.policy, asynchronous=job.spec.saves_asynchronously)
         self._transport, why_file = build_transport(self.policy, self.address)
         choices = TrainerChoices(
-            recomputation=self.policy.recomputation,
+            recomputation=self.policy.plan.recomputation,
             compiled=self.policy.is_compiled,
             weight_transfer=self._transport.kind,
         )
-        return RankFacts(self.policy.layout, choices, why_file)
+        return RankFacts(self.policy.layout, choices, self.policy.plan.micro_batch_tokens, why_file)
 
     @typed_errors
     def inspect(self, part: RankRows) -> RowFacts:

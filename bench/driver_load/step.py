@@ -92,7 +92,7 @@ async def ship(books: Books, rows: Sequence[TrainRow]) -> int:
         divide_rows,
         rows,
         num_ranks=trainer.num_ranks,
-        micro_batch_tokens=trainer.micro_batch_tokens,
+        micro_batch_tokens=trainer.largest_micro_batch,
         layout=PACKED_TREES,
         without_advantage=False,
         versions=UpdateVersions(3, 3, 4),

@@ -1,8 +1,7 @@
 """What torch's memory tracker finds in the real policy: its update runs on fake tensors, which have no data.
 
-The model, FSDP2, the optimizer, the loss function's head and the order of calls are the trainer's own. Replaced: the
-weights' file, the process group (torch's fake one, which is rank 0 of any number of ranks), the loss per token (its
-values decide which tokens count, and its tensors are small), and what reads values of tensors.
+The model, FSDP2, the optimizer, the loss and the order of calls are the trainer's own. Replaced: the weights' file, the
+process group (torch's fake one, which is rank 0 of any number of ranks), and what reads values of tensors.
 """
 
 from __future__ import annotations
@@ -235,17 +234,6 @@ def build_batch(case: Case) -> MicroBatch:
     )
 
 
-@dataclass
-class _Terms:
-    loss: torch.Tensor
-    sums: dict[str, torch.Tensor]
-    maxima: dict[str, torch.Tensor]
-
-
-def _simple_loss(code: Any, inputs: Any, *, weights: torch.Tensor, **others: Any) -> _Terms:
-    return _Terms((inputs.logprobs * weights).sum(), {}, {})
-
-
 @contextlib.contextmanager
 def replacements(case: Case, device: torch.device) -> Iterator[None]:
     """Replace what the module's header names. `device`: the CPU, or the accelerator."""
@@ -263,13 +251,14 @@ def replacements(case: Case, device: torch.device) -> Iterator[None]:
         network = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=initial)
         return model_loading.OpenedModel(network, lambda device: None)
 
-    block_rows = limits.DEVICE_BLOCK_ROWS if case.on_gpu else limits.BLOCK_ROWS
+    work = case.build_work()
+    columns = limits.count_block_columns(work.tokens, work.shape.vocabulary, work.bytes_per_logit)
+    block_rows = limits.count_block_rows(columns, on_cpu=not case.on_gpu)
     with (
         mock.patch.object(policy, "open_network", load),
         mock.patch.object(sharding, "build_mesh", return_value=mesh),
-        mock.patch.object(policy, "update_loss", _simple_loss),
         mock.patch.object(sharding, "choose_mode", return_value=case.mode),
-        mock.patch.object(selected_logprobs, "BLOCK_ROWS", block_rows),
+        mock.patch.object(selected_logprobs, "count_block_rows", return_value=block_rows),
         # A fake parameter cannot be moved; adapters are created where they belong.
         mock.patch.object(torch.nn.Module, "to", lambda module, *args, **kwargs: module),
         # It compares positions, to skip the mask of plain lines, as for real tensors.

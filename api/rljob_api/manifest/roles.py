@@ -209,6 +209,9 @@ class Lora(Spec):
     supports adapters of the model, otherwise merged."""
 
 
+_MAX_MICRO_BATCH_TOKENS = 16384
+
+
 class TrainerRole(Role):
     """The FSDP2 actor group."""
 
@@ -223,8 +226,9 @@ class TrainerRole(Role):
     head_dtype: Literal["model", "float32"] = "model"
     """Data type of the logits, in the trainer and in the rollouts. model: dtype. float32: the product of hidden states
     and head is not rounded to 16 bits, so that both agree better about the probabilities of tokens."""
-    micro_batch_tokens: int = Field(default=16384, ge=16)
-    """Maximum tokens of one micro-batch on a rank, including padding. A longer trajectory gets its own micro-batch."""
+    micro_batch_tokens: int | None = Field(default=None, ge=16)
+    """Maximum tokens of one micro-batch on a rank, including padding. A longer trajectory gets its own micro-batch.
+    Null: 16384, or on GPUs 8192 or 4096 where gradientCheckpointing: auto is then less than full, by `rljob plan`."""
     gradient_checkpointing: Literal["auto", "none", "selective", "full"] = "auto"
     """What the backward pass computes again instead of keeping it. full: each layer, for about a third more compute.
     selective: all but matrix products and attention. auto: on GPUs the least that fits by `rljob plan`, else none."""
@@ -246,6 +250,11 @@ class TrainerRole(Role):
     def num_ranks(self) -> int:
         """World size of the trainer: one rank per GPU, or per Pod without GPUs."""
         return self.replicas * max(1, self.gpus_per_replica)
+
+    @property
+    def largest_micro_batch(self) -> int:
+        """The most tokens of a micro-batch, whatever the ranks choose."""
+        return self.micro_batch_tokens or _MAX_MICRO_BATCH_TOKENS
 
     @property
     def offloads_state(self) -> bool:

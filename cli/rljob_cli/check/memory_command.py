@@ -42,6 +42,7 @@ from rljob_inputs.memory.plan import (
     max_row_tokens,
     micro_batch_tokens,
     plan_memory,
+    plan_update,
 )
 from rljob_inputs.memory.remedies import change_job
 from rljob_inputs.memory.sharing import share_gpus
@@ -187,21 +188,22 @@ def _print(path: Path, plan: _Plan) -> None:
         for moment in others:
             rows.append(["", "", f"at {moment.name}", show_bytes(moment.num_bytes), "", ""])
             rows += _part_rows(moment)
-    spec = question.job.spec
+    spec, update = question.job.spec, plan_update(question)
     print(f"{path}: RLJob {question.job.metadata.name}, memory of one GPU or Pod of each role at its peak")
     show(build_table(["ROLE", "COUNT", "PART", "NEEDS", "HAS", ""], rows))
     if plan.gpus:
         print(_describe_gpus(question, plan.gpus))
     for line in describe_from_model([value for value in plan.from_model if value.field in _LENGTHS]):
         print(line)
+    chosen = f"{'auto is ' * (spec.trainer.micro_batch_tokens is None)}{update.micro_batch_tokens}"
     print(
-        f"micro-batches of {micro_batch_tokens(question)} tokens (trainer.microBatchTokens "
-        f"{spec.trainer.micro_batch_tokens}), rows of up to {max_row_tokens(question)}; "
+        f"micro-batches of {micro_batch_tokens(question)} tokens (trainer.microBatchTokens {chosen}), "
+        f"rows of up to {max_row_tokens(question)}; "
         f"a checkpoint has {show_bytes(checkpoint_bytes(question))}. ~ marks estimates."
     )
     if spec.trainer.gpus_per_replica:
         is_automatic = spec.trainer.gradient_checkpointing == "auto"
-        print(f"trainer.gradientCheckpointing: {'auto is ' * is_automatic}{find_recomputation(question)}")
+        print(f"trainer.gradientCheckpointing: {'auto is ' * is_automatic}{update.recomputation}")
     if not can_read_rows():
         print(f"no row was read, so that the longest prompt is unknown; {describe_installation('data')}")
     if any(need.resource == "gpu" and need.available is None for need in needs):

@@ -17,7 +17,11 @@ from rljob_inputs.memory import limits, roles
 from rljob_inputs.memory.gpus import read_gpu_labels
 from rljob_inputs.memory.limits import ShardingMode, choose_sharding
 from rljob_inputs.memory.parts import Moment, Need, Part, build_moment
-from rljob_inputs.memory.recomputation import choose_recomputation
+from rljob_inputs.memory.recomputation import (
+    choose_kept_logits,
+    choose_recomputation,
+    leaves_some_free,
+)
 from rljob_inputs.memory.shapes import Shape, read_shape
 from rljob_inputs.memory.trainer import (
     GRADIENTS,
@@ -97,6 +101,7 @@ class Question:
 
 def plan_memory(question: Question) -> list[Need]:
     """Return the needs of all roles: of one GPU, and of one Pod."""
+    question = _settle(question)
     trainer = _plan_trainer(question) if question.spec.trains else ()
     needs = [_plan_head(question), *trainer, *_plan_rollout(question)]
     for service in question.spec.services:
@@ -119,33 +124,75 @@ def max_row_tokens(question: Question) -> int:
 def micro_batch_tokens(question: Question) -> int:
     """Return the tokens of the largest micro-batch: as many as trainer.microBatchTokens allows and a mini-batch has. A
     longer row is a micro-batch alone."""
-    spec, row = question.spec, max_row_tokens(question)
+    spec, row = _settle(question).spec, max_row_tokens(question)
     rows = -(-spec.schedule.prompts_per_step // spec.schedule.mini_batches) * spec.algorithm.group_size
     of_rank = -(-rows // spec.trainer.num_ranks) * row
-    return max(row, min(spec.trainer.micro_batch_tokens, of_rank))
+    return max(row, min(spec.trainer.largest_micro_batch, of_rank))
+
+
+@dataclass(frozen=True)
+class UpdatePlan:
+    """What the ranks do in an update where the job leaves it to them."""
+
+    micro_batch_tokens: int
+    """trainer.microBatchTokens."""
+    recomputation: Recomputation
+    """trainer.gradientCheckpointing."""
+    kept_logits_bytes: int = limits.LOGITS_BLOCK_BYTES
+    """Logits of at most this size are kept for the backward pass."""
+
+
+def plan_update(question: Question) -> UpdatePlan:
+    """Return what the trainer does. The same on all ranks, if they know the smallest GPU."""
+    settled = _settle(question)
+    trainer, shape = settled.spec.trainer, settled.shape
+    if shape is None:
+        setting = trainer.gradient_checkpointing
+        automatic: Recomputation = "full" if trainer.gpus_per_replica else "none"
+        return UpdatePlan(trainer.largest_micro_batch, automatic if setting == "auto" else setting)
+    work = build_work(settled, shape, _gpu_bytes(settled, trainer.node_pool))
+    return UpdatePlan(trainer.largest_micro_batch, work.recomputation, work.kept_logits_bytes)
+
+
+def find_recomputation(question: Question) -> Recomputation:
+    """Return what the backward pass of the trainer computes again."""
+    return plan_update(question).recomputation
 
 
 def build_work(question: Question, shape: Shape, gpu_bytes: int | None) -> Work:
     """Return what one trainer rank computes. Without a known GPU, with the sharding and the recomputation that need
     least."""
-    work, spec = _describe_work(question, shape, gpu_bytes), question.spec
+    spec = question.spec
     # The ranks do not know how long the prompts are.
-    same = replace(question, max_prompt_tokens=None)
-    choice = choose_recomputation(spec, _describe_work(same, shape, gpu_bytes), gpu_bytes)
-    return replace(work, recomputation=choice)
+    known = _describe_work(replace(question, max_prompt_tokens=None), shape, gpu_bytes)
+    choice = choose_recomputation(spec, known, gpu_bytes)
+    kept = choose_kept_logits(spec, replace(known, recomputation=choice), gpu_bytes)
+    return replace(_describe_work(question, shape, gpu_bytes), recomputation=choice, kept_logits_bytes=kept)
 
 
-def find_recomputation(question: Question) -> Recomputation:
-    """Return what the backward pass of the trainer computes again."""
-    trainer = question.spec.trainer
-    if trainer.gradient_checkpointing != "auto":
-        return trainer.gradient_checkpointing
-    if not trainer.gpus_per_replica:
-        return "none"
-    shape = question.shape
-    if shape is None:
-        return "full"
-    return build_work(question, shape, _gpu_bytes(question, trainer.node_pool)).recomputation
+def _settle(question: Question) -> Question:
+    """Return the question with trainer.microBatchTokens: the most with which no layer is computed again as a whole.
+    That costs a third of an update, and smaller micro-batches cost little, unless each one copies all weights from the
+    host. If there are none, the most that fit."""
+    trainer, shape = question.spec.trainer, question.shape
+    if trainer.micro_batch_tokens is not None:
+        return question
+    settled = [_set_micro_batch(question, tokens) for tokens in limits.MICRO_BATCH_TOKENS]
+    is_open = trainer.gradient_checkpointing == "auto" and trainer.gpus_per_replica > 0 and not trainer.offloads_state
+    gpu_bytes = _gpu_bytes(question, trainer.node_pool)
+    if not is_open or shape is None or gpu_bytes is None:
+        return settled[0]
+    works = [build_work(each, shape, gpu_bytes) for each in settled]
+    is_fast = [work.recomputation != "full" for work in works]
+    fits = [leaves_some_free(question.spec, work, gpu_bytes) for work in works]
+    return next((settled[i] for has in (is_fast, fits) for i, found in enumerate(has) if found), settled[0])
+
+
+def _set_micro_batch(question: Question, tokens: int) -> Question:
+    spec = question.spec
+    trainer = spec.trainer.model_copy(update={"micro_batch_tokens": tokens})
+    job = question.job.model_copy(update={"spec": spec.model_copy(update={"trainer": trainer})})
+    return replace(question, job=job)
 
 
 def _describe_work(question: Question, shape: Shape, gpu_bytes: int | None) -> Work:

@@ -41,6 +41,8 @@ class Work:
     on_gpu: bool
     mode: ShardingMode
     recomputation: Recomputation = "none"
+    kept_logits_bytes: int = limits.LOGITS_BLOCK_BYTES
+    """Logits of at most this size are kept for the backward pass."""
     attention: str = "sdpa"
     has_masks: bool = False
     """Whether rows share prompts (trees), which needs dense masks and repeats keys and values for each head."""
@@ -62,6 +64,10 @@ class Work:
     @property
     def num_trained(self) -> int:
         return self.adapter_parameters or self.shape.num_parameters
+
+    @property
+    def all_logits_bytes(self) -> int:
+        return self.tokens * self.shape.vocabulary * self.bytes_per_logit
 
 
 def count_for_sharding(
@@ -256,25 +262,25 @@ def mask_bytes(work: Work) -> int:
 
 
 def logits_bytes(work: Work) -> int:
-    """The head's backward pass (policy.selected_logprobs): a chunk of logits and the blocks of fp32 arithmetic. Small
-    logits were kept from the forward pass. A trained head has a gradient of its weights; several chunks sum it up in
-    fp32, and the products of two chunks are alive at once. For them, the gradient of wider logits is narrowed."""
+    """The head's backward pass (policy.selected_logprobs): a block of logits, or all that were kept, and the blocks of
+    fp32 arithmetic. A trained head has a gradient of its weights. The gradients of the hidden states add up in fp32
+    over the blocks; the only one needs no sum. For the products, the gradient of wider logits is narrowed."""
     shape, size = work.shape, work.bytes_per_value
-    chunk, block, is_chunked = _logits_chunk(work)
-    narrowed = 0 if work.bytes_per_logit == size else chunk // work.bytes_per_logit * size
-    product = 0 if work.has_adapters else shape.embedding_parameters * size
-    hidden = work.tokens * shape.hidden * size
-    num_blocks = 3 + work.limits_logits
-    if not is_chunked:
-        return 2 * chunk + (num_blocks + _has_blocks(work, chunk, block)) * block + max(product, narrowed) + hidden
-    total = 0 if work.has_adapters else shape.embedding_parameters * _FP32
-    return chunk + total + hidden + product + num_blocks * block + max(block, product, narrowed)
+    block, rows = _logits_block(work)
+    logits = work.all_logits_bytes if work.all_logits_bytes <= work.kept_logits_bytes else block
+    weights = 0 if work.has_adapters else shape.embedding_parameters * size
+    narrowed = 0 if work.bytes_per_logit == size else block // work.bytes_per_logit * size
+    hidden = work.tokens * shape.hidden
+    if block >= work.all_logits_bytes:
+        return logits + weights + max((3 + work.limits_logits) * rows, narrowed + hidden * size)
+    product = hidden * (_FP32 if work.on_gpu else size)
+    return logits + weights + hidden * _FP32 + max((3 + work.limits_logits) * rows, narrowed + product)
 
 
 def logits_forward_bytes(work: Work) -> int:
-    """The head's forward pass: a chunk of logits and the blocks of fp32 arithmetic (policy.selected_logprobs)."""
-    chunk, block, is_chunked = _logits_chunk(work)
-    return chunk + (3 if is_chunked or _has_blocks(work, chunk, block) else 2) * block
+    """The head's forward pass: a block of logits and the blocks of fp32 arithmetic (policy.selected_logprobs)."""
+    block, rows = _logits_block(work)
+    return block + 3 * rows
 
 
 def layer_backward_bytes(work: Work) -> int:
@@ -291,19 +297,11 @@ def layer_backward_bytes(work: Work) -> int:
     return work.tokens * (recomputed + temporary - _norm_bytes(work)) + size * (weights + ahead)
 
 
-def _logits_chunk(work: Work) -> tuple[int, int, bool]:
-    """Return the bytes of a chunk of logits and of one fp32 block, and whether there are several chunks."""
-    row = work.shape.vocabulary * work.bytes_per_logit
-    rows = max(1, limits.KEPT_LOGITS_BYTES // row)
-    is_chunked = work.tokens > rows
-    rows = min(rows, work.tokens)
-    block_rows = limits.DEVICE_BLOCK_ROWS if work.on_gpu else limits.BLOCK_ROWS
-    return rows * row, min(rows, block_rows) * work.shape.vocabulary * _FP32, is_chunked
-
-
-def _has_blocks(work: Work, chunk: int, block: int) -> bool:
-    """Whether a chunk has several blocks: then those of two are alive at once."""
-    return chunk // work.bytes_per_logit * _FP32 > block
+def _logits_block(work: Work) -> tuple[int, int]:
+    """Return the bytes of a block of logits, and of one block of its fp32 arithmetic."""
+    columns = limits.count_block_columns(work.tokens, work.shape.vocabulary, work.bytes_per_logit)
+    rows = min(work.tokens, limits.count_block_rows(columns, on_cpu=not work.on_gpu))
+    return work.tokens * columns * work.bytes_per_logit, rows * columns * _FP32
 
 
 def _norm_bytes(work: Work) -> int:

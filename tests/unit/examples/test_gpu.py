@@ -23,11 +23,15 @@ CONFIGS = {
     "one-24gib": QWEN25_1B5,
     "one": QWEN25_1B5,
     "1.5b": QWEN25_1B5,
+    "7b-node": QWEN25_7B,
     "7b": QWEN25_7B,
+    "32b-node": QWEN25_32B,
     "32b": QWEN25_32B,
 }
 SMALLEST = {"one-24gib": "rtx-4090", "one": "rtx-6000-ada"}
 """The GPU of a job that does not need 80 GB."""
+SHARING = (*SMALLEST, "32b-node")
+"""Trainer and rollouts have the same GPUs."""
 ROW = {"question": "What is 1 + 1?", "answer": "1 + 1 = 2\n#### 2"}
 BLOCK = re.compile(r"```\n\$ rljob (plan examples/gpu/(.*?)\.yaml .*)\n(?:[^`]*)```")
 FOUR_GPUS = ("--set spec.trainer.gpusPerReplica=2", "--set spec.rollout.replicas=2")
@@ -72,7 +76,7 @@ def plan(size: str, folder: Path, *options: str) -> dict[tuple[str, str], Any]:
 def test_it_fits_its_gpus_and_the_memory_of_its_pods(size: str, tmp_path: Path) -> None:
     needs = {key: need["fits"] for key, need in plan(size, tmp_path).items() if key[0] in ("trainer", "rollout")}
     fits = {(role, resource): True for role in ("trainer", "rollout") for resource in ("gpu", "host")}
-    if size in SMALLEST:
+    if size in SHARING:
         del fits["rollout", "host"]  # the trainer's Pod
     assert needs == fits
 
@@ -136,8 +140,9 @@ def test_its_pods_request_the_gpus_of_the_readmes_table(size: str) -> None:
         has_pool = gpus > 0 and size not in SMALLEST
         assert chooses_nodes == (has_pool, gpus > 0), "what needs no GPU stays away from nodes that have some"
     row = next(line for line in README.read_text().splitlines() if line.startswith(f"| [{size}.yaml]"))
-    rollouts = describe(*pods["rollout"]) if size not in SMALLEST else "on the same GPU"
-    assert ("rollout" in pods) == (size not in SMALLEST)
+    unit = "GPU" if pods["trainer"] == (1, 1) else "GPUs"
+    rollouts = describe(*pods["rollout"]) if size not in SHARING else f"on the same {unit}"
+    assert ("rollout" in pods) == (size not in SHARING)
     assert [cell.strip() for cell in row.split("|")[4:6]] == [describe(*pods["trainer"]), rollouts]
     assert pods["head"] == pods["reward"] == (1, 0)
 

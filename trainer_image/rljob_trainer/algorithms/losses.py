@@ -156,10 +156,10 @@ def update_loss(
         "importance": importance,
         "squared_importance": importance.double().square(),
     }
-    counted = weights > 0
-    sums = {"num_tokens": counted.sum(), "loss": loss, "policy_loss": policy_loss}
-    sums |= {name: values[counted].double().sum() for name, values in per_token.items()}
-    largest = torch.cat([difference[counted].abs(), difference.new_zeros(1)]).max()
+    others = weights <= 0  # a mask: to select the tokens that count, the host would have to wait for their number
+    sums = {"num_tokens": (~others).sum(), "loss": loss, "policy_loss": policy_loss}
+    sums |= {name: values.double().masked_fill(others, 0).sum() for name, values in per_token.items()}
+    largest = torch.cat([difference.abs().masked_fill(others, 0), difference.new_zeros(1)]).max()
     return LossTerms(
         loss, {name: sums[name].detach().double() for name in SUMS}, {"mismatch_max": largest.detach().double()}
     )

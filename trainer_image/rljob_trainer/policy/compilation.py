@@ -92,11 +92,11 @@ least, which is never more than a small matrix product (test_compilation)."""
 
 
 class CompiledLayers:
-    """The forward passes of the layers of one model."""
+    """The forward passes of the layers of one model, or other code that runs as it is if one compilation fails."""
 
-    def __init__(self, *, is_required: bool) -> None:
+    def __init__(self, *, is_required: bool, name: str = "layers") -> None:
         """`is_required`: raise UserError where the compiler fails."""
-        self._is_required = is_required
+        self.is_required, self._name = is_required, name
         self.failure = ""
         """Why the layers run without compilation; empty: they do not."""
 
@@ -106,7 +106,11 @@ class CompiledLayers:
         if choice == "full":
             compiled = recompute(compiled, choice)
         # A checkpoint around compiled code sees none of its operators, so selective is the compiler's own.
-        budget = _SELECTIVE_BUDGET if choice == "selective" else 1.0
+        return self.guard(compiled, plain, _SELECTIVE_BUDGET if choice == "selective" else 1.0)
+
+    def guard(self, compiled: Forward, plain: Forward, budget: float = 1.0) -> Forward:
+        """Return `compiled`, or `plain` once the compiler has failed. `budget`: what compiled code may keep for its
+        backward pass, as a share of what it keeps by default."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if self.failure:
@@ -123,12 +127,12 @@ class CompiledLayers:
     def _fail(self, error: TorchDynamoException) -> None:
         cause = getattr(error, "inner_exception", error)
         self.failure = next(filter(None, map(str.strip, str(cause).splitlines())), type(cause).__name__)
-        if self._is_required:
+        if self.is_required:
             raise UserError(
-                f"spec.trainer.compile: torch.compile cannot compile the model's layers: {self.failure}; "
+                f"spec.trainer.compile: torch.compile cannot compile the model's {self._name}: {self.failure}; "
                 "set compile: auto or never"
             ) from error
-        log.warning("spec.trainer.compile: layers run without compilation, because it failed: %s", self.failure)
+        log.warning("spec.trainer.compile: %s run without compilation, because it failed: %s", self._name, self.failure)
 
 
 def prepare_layers(

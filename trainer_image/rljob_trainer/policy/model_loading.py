@@ -31,7 +31,7 @@ from rljob_trainer.failures.configuration import ErrorFacts, SourceAwayError, is
 from rljob_trainer.policy.arrays import integers, to_device
 from rljob_trainer.policy.attention import attention_inputs, initial_attention
 from rljob_trainer.policy.layout import MicroBatch
-from rljob_trainer.policy.selected_logprobs import selected_logprobs
+from rljob_trainer.policy.selected_logprobs import Head, selected_logprobs
 from rljob_trainer.policy.sharded_weights import (
     OtherTensors,
     Skeleton,
@@ -82,10 +82,10 @@ log = logging.getLogger(__name__)
 
 
 class ScoringModel(nn.Module):
-    def __init__(self, network: Any, dtype: torch.dtype, logits_dtype: torch.dtype | None = None) -> None:
+    def __init__(self, network: Any, dtype: torch.dtype, head: Head | None = None) -> None:
         super().__init__()
         self.network = network
-        self.dtype, self._logits_dtype = dtype, logits_dtype
+        self.dtype, self._head = dtype, head or Head()
         self._transform = find_logit_transform(network.config.get_text_config().to_dict())
 
     def forward(
@@ -98,7 +98,7 @@ class ScoringModel(nn.Module):
         differ = temperatures.max() > temperatures.min()
         temperature = to_device(temperatures, device, torch.float32) if differ else float(temperatures[0])
         return selected_logprobs(
-            chosen, head.weight, targets, temperature, entropy_gradient, self._transform, self._logits_dtype
+            chosen, head.weight, targets, temperature, entropy_gradient, self._transform, self._head
         )
 
 
@@ -216,10 +216,10 @@ def shard(
     dtype: torch.dtype,
     keep_gathered: bool,
     offload: bool = False,
-    logits_dtype: torch.dtype | None = None,
+    head: Head | None = None,
 ) -> ScoringModel:
-    """Return the sharded model that scores tokens with `network`. `logits_dtype`: None is `dtype`."""
-    model = ScoringModel(network, dtype, logits_dtype)
+    """Return the sharded model that scores tokens with `network`."""
+    model = ScoringModel(network, dtype, head)
     shard_units(model, network, mesh=mesh, dtype=dtype, keep_gathered=keep_gathered, offload=offload)
     return model
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from rljob_api.manifest.job import RLJob
-from rljob_inputs.memory.plan import ModelFacts, Question, find_recomputation
+from rljob_inputs.memory.plan import ModelFacts, Question, plan_update
 from rljob_inputs.models.config import publishes_adapter
 from rljob_trainer.algorithms.base import LossInputs
 from rljob_trainer.algorithms.losses import loglinear_proximal, update_loss
@@ -32,7 +32,7 @@ from rljob_trainer.episodes.types import TokenFacts
 from rljob_trainer.policy import attention, optimizer, sharding
 from rljob_trainer.policy.arrays import to_device
 from rljob_trainer.policy.checkpoint_names import engine_parameters, to_checkpoint
-from rljob_trainer.policy.compilation import prepare_layers, start_compiler
+from rljob_trainer.policy.compilation import CompiledLayers, prepare_layers, start_compiler
 from rljob_trainer.policy.critic import Critic
 from rljob_trainer.policy.host_copy import DeviceState
 from rljob_trainer.policy.layout import MicroBatch
@@ -47,6 +47,7 @@ from rljob_trainer.policy.model_loading import (
     shard,
 )
 from rljob_trainer.policy.optimizer import learning_rate
+from rljob_trainer.policy.selected_logprobs import Head, compile_arithmetic
 from rljob_trainer.policy.text_model import describe_config, require_decoder
 from rljob_trainer.policy.update_metrics import RankMetrics, TokenMetrics
 
@@ -62,8 +63,6 @@ class Policy:
         self._job, self.spec, self.source, self.device = job, job.spec, model, device
         self.algorithm, self._code = job.spec.algorithm, build_algorithm(job.spec)
         self.dtype: torch.dtype = getattr(torch, job.spec.trainer.dtype)
-        head_dtype = job.spec.trainer.head_dtype
-        self._logits_dtype: torch.dtype | None = None if head_dtype == "model" else getattr(torch, head_dtype)
         torch.manual_seed(job.spec.schedule.seed + dist.get_rank())
         if device.type == "cpu":
             torch.set_flush_denormal(True)
@@ -296,9 +295,14 @@ class Policy:
         compiled = start_compiler(trainer.compile, decoder=decoder, device=self.device)
         network = opened.network
         facts = ModelFacts(network.config.to_dict(), sum(parameter.numel() for parameter in network.parameters()))
-        self.recomputation = find_recomputation(Question(self._job, {self.spec.model.source: facts}, self._gpu_bytes))
-        prepare_layers(decoder_layers(opened.network), self.recomputation, compiled=compiled)
+        self.plan = plan_update(Question(self._job, {self.spec.model.source: facts}, self._gpu_bytes))
+        prepare_layers(decoder_layers(opened.network), self.plan.recomputation, compiled=compiled)
         self.is_compiled = compiled is not None
+        self._head = Head(
+            None if trainer.head_dtype == "model" else getattr(torch, trainer.head_dtype),
+            compile_arithmetic(CompiledLayers(is_required=compiled.is_required, name="head")) if compiled else None,
+            self.plan.kept_logits_bytes,
+        )
         return opened
 
     @property
@@ -314,7 +318,7 @@ class Policy:
             dtype=self.dtype,
             keep_gathered=gathered,
             offload=offload,
-            logits_dtype=self._logits_dtype,
+            head=self._head,
         )
         fill(opened, model, self.device, offload=offload)
         return model

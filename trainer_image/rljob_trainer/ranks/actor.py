@@ -257,11 +257,11 @@ class RankProcess:
         self._saver = CheckpointSaver(self.policy, asynchronous=job.spec.saves_asynchronously)
         self._transport, why_file = build_transport(self.policy, self.address)
         choices = TrainerChoices(
-            recomputation=self.policy.recomputation,
+            recomputation=self.policy.plan.recomputation,
             compiled=self.policy.is_compiled,
             weight_transfer=self._transport.kind,
         )
-        return RankFacts(self.policy.layout, choices, why_file)
+        return RankFacts(self.policy.layout, choices, self.policy.plan.micro_batch_tokens, why_file)
 
     @typed_errors
     def inspect(self, part: RankRows) -> RowFacts:

@@ -110,7 +110,7 @@ def _describe_largest(args: Sequence[Any]) -> str:
 
 def _suggest_recomputation(rank: Any) -> str:
     """Return the next value of the field with which a rank's update needs less memory; empty if there is none."""
-    stronger = find_stronger(rank.policy.recomputation)
+    stronger = find_stronger(rank.policy.plan.recomputation)
     return f"set gradientCheckpointing: {stronger[0]}, " if stronger else ""
 
 

@@ -1,5 +1,7 @@
 """Compiled decoder layers: updates equal those without, and micro-batches of other shapes compile nothing new."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -8,8 +10,12 @@ from policy_load.measure import build_job
 from policy_load.rows import Load, build_rows
 from policy_load.shapes import MODELS, write_model
 from torch._dynamo.utils import counters
+from torch._inductor.utils import run_and_get_code
 
+from rljob_inputs.models.config import LogitTransform
 from rljob_trainer.episodes.types import UpdateVersions
+from rljob_trainer.policy import selected_logprobs
+from rljob_trainer.policy.compilation import CompiledLayers
 from rljob_trainer.policy.policy import Policy
 from tests.support.micro_batches import plan_micro_batches
 
@@ -66,3 +72,28 @@ def test_updates_with_compiled_layers_equal_those_without(model, attention, chec
     assert recompiled == 0, "the second update compiles nothing new"
     for name, weights in expected.items():
         np.testing.assert_allclose(found[name], weights, rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("limit", [None, 30.0])
+@pytest.mark.parametrize("entropy_gradient", [False, True])
+def test_a_compiled_head_equals_the_loop_and_allocates_no_copy_of_a_block(limit, entropy_gradient, monkeypatch):
+    monkeypatch.setattr(selected_logprobs, "count_block_columns", lambda *_: 384)  # the last block has 232
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(70, 32, requires_grad=True), torch.randn(1000, 32).mul_(0.2).requires_grad_()
+    targets, factors, transform = torch.randint(1000, (70,)), torch.randn(2, 70), LogitTransform(0.5, limit=limit)
+
+    def run(head):
+        inputs = (hidden, weight, targets, 0.7, entropy_gradient, transform, head)
+        logprobs, entropy = selected_logprobs.selected_logprobs(*inputs)
+        loss = (factors[0] * logprobs).sum() + (factors[1] * entropy).sum()
+        return logprobs, entropy, *torch.autograd.grad(loss, [hidden, weight])
+
+    compiled = selected_logprobs.compile_arithmetic(CompiledLayers(is_required=True, name="head"))
+    found, programs = run_and_get_code(run, selected_logprobs.Head(compiled=compiled))
+    for ours, expected in zip(found, run(selected_logprobs.Head()), strict=True):
+        torch.testing.assert_close(ours, expected, atol=3e-6, rtol=1e-6)
+    shapes = re.findall(r"= empty_strided_cpu\(\(([^)]*)\)", "\n".join(programs))
+    lengths = [[each for each in shape.split(", ") if each.strip(",") not in ("1", "")] for shape in shapes]
+    assert lengths, "the programs allocate what they return"
+    copies = [each for each in lengths if len(each) > 1]
+    assert bool(copies) is (limit is not None), "a value for each target, and for each logit where tanh is kept"

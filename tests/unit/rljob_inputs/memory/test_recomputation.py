@@ -5,21 +5,23 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from memory_plan.cases import QWEN25_1B5, QWEN25_7B, SMOLLM2_135M
+from memory_plan.cases import QWEN25_1B5, QWEN25_7B, QWEN25_32B, SMOLLM2_135M
 
 from rljob_api.manifest.job import RLJob
-from rljob_inputs.memory.limits import UPDATE_SHARE_OF_DEVICE_MEMORY
+from rljob_inputs.memory.limits import LOGITS_BLOCK_BYTES, UPDATE_SHARE_OF_DEVICE_MEMORY
 from rljob_inputs.memory.plan import (
     ModelFacts,
     Question,
     build_work,
     find_recomputation,
     plan_memory,
+    plan_update,
 )
 from rljob_inputs.memory.recomputation import CHOICES, find_stronger, plan_choices
 from rljob_inputs.models.defaults import resolve_job
 
 GIB = 2**30
+LARGE = {"microBatchTokens": 16384}
 
 
 def ask(config, gpu_gib, *, rows=1024, shared=False, **trainer):
@@ -41,16 +43,48 @@ def ask(config, gpu_gib, *, rows=1024, shared=False, **trainer):
 @pytest.mark.parametrize(
     ("config", "trainer", "expected"),
     [
-        (SMOLLM2_135M, {}, ["none", "none", "none"]),
-        (QWEN25_1B5, {}, ["full", "full", "selective"]),
+        (SMOLLM2_135M, LARGE, ["none", "none", "none"]),
+        (QWEN25_1B5, LARGE, ["full", "full", "selective"]),
         (QWEN25_1B5, {"microBatchTokens": 8192}, ["full", "selective", "none"]),
-        (QWEN25_1B5, {"lora": {"rank": 32}}, ["full", "selective", "none"]),
-        (QWEN25_7B, {"gpusPerReplica": 8}, ["full", "full", "full"]),
+        (QWEN25_1B5, LARGE | {"lora": {"rank": 32}}, ["full", "selective", "none"]),
+        (QWEN25_7B, LARGE | {"gpusPerReplica": 8}, ["full", "full", "full"]),
         (QWEN25_7B, {"gpusPerReplica": 8, "microBatchTokens": 8192}, ["full", "full", "selective"]),
     ],
 )
 def test_the_least_that_fits_is_computed_again(config, trainer, expected):
     assert [find_recomputation(ask(config, gib, **trainer)) for gib in (24, 48, 80)] == expected
+
+
+@pytest.mark.parametrize(
+    ("config", "gib", "trainer", "expected"),
+    [
+        (QWEN25_1B5, 80, {}, (16384, "selective")),
+        (QWEN25_7B, 80, {"gpusPerReplica": 8}, (8192, "selective")),
+        (QWEN25_7B, 80, {"gpusPerReplica": 4}, (4096, "selective")),
+        (QWEN25_7B, 80, {"gpusPerReplica": 8, "offload": "all"}, (16384, "full")),
+        (QWEN25_7B, 80, {"gpusPerReplica": 8, "gradientCheckpointing": "full"}, (16384, "full")),
+        (QWEN25_32B, 80, {"gpusPerReplica": 16}, (16384, "full")),
+        (QWEN25_32B, 90, {"gpusPerReplica": 8}, (4096, "full")),
+        (QWEN25_7B, 20, {"gpusPerReplica": 8}, (16384, "full")),
+        (QWEN25_7B, None, {"gpusPerReplica": 8}, (16384, "full")),
+        (SMOLLM2_135M, None, {"gpusPerReplica": 0}, (16384, "none")),
+    ],
+)
+def test_micro_batches_are_the_largest_with_which_no_layer_is_computed_again(config, gib, trainer, expected):
+    found = plan_update(ask(config, gib, **trainer))
+    assert (found.micro_batch_tokens, found.recomputation) == expected
+
+
+def test_a_micro_batch_that_the_job_sets_counts_as_it_is():
+    found = plan_update(ask(QWEN25_7B, 80, gpusPerReplica=8, microBatchTokens=20000))
+    assert (found.micro_batch_tokens, found.recomputation) == (20000, "full")
+
+
+def test_all_logits_are_kept_where_an_update_then_leaves_some_of_the_gpu_free():
+    whole = 16384 * QWEN25_1B5["vocab_size"] * 2
+    kept = [plan_update(ask(QWEN25_1B5, gib, rows=2048, **LARGE)).kept_logits_bytes for gib in (24, 80)]
+    assert kept == [LOGITS_BLOCK_BYTES, whole]
+    assert plan_update(ask(QWEN25_1B5, None, gpusPerReplica=0)).kept_logits_bytes == LOGITS_BLOCK_BYTES
 
 
 @pytest.mark.parametrize("choice", CHOICES)

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
 
 from rljob_trainer.algorithms.base import LossInputs
 from rljob_trainer.algorithms.losses import MAXIMA, SUMS, update_loss
@@ -134,3 +135,21 @@ def test_micro_batch_of_padding_alone_is_zero_everywhere():
     terms.loss.backward()
     assert inputs.logprobs.grad.tolist() == [0.0]
     assert not any(value.item() for value in (*terms.sums.values(), *terms.maxima.values()))
+
+
+@pytest.mark.parametrize("kind", ALGORITHMS)
+def test_the_host_waits_for_no_value(kind):
+    """Fake tensors have none: an operation whose result, or whose result's shape, depends on values raises."""
+    rejection = {"level": "geometric", "floor": 0.5, "cap": 2.0}
+    correction = {"type": "mask", "level": "sequence", "floor": 0.5, "cap": 1.5, "rejection": rejection}
+    kl = {"coefficient": 0.1, "estimator": "k3"}
+    algorithm = build_algorithm(algorithm_spec(type=kind, correction=correction, kl=kl, entropyCoefficient=0.01))
+    with FakeTensorMode():
+        values = torch.randn(5, 8)
+        logprobs, entropy = torch.randn(8, requires_grad=True), torch.randn(8, requires_grad=True)
+        inputs = LossInputs(logprobs, values[0], values[1], values[2], torch.zeros(8, dtype=torch.int64), 2)
+        terms = update_loss(algorithm, inputs, weights=values[3], entropy=entropy, reference_logprobs=values[4])
+        terms.loss.backward()
+        with pytest.raises(DynamicOutputShapeException):
+            values[0][values[1] > 0]
+        assert logprobs.grad is not None

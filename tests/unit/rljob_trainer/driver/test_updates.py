@@ -89,7 +89,7 @@ async def run_updates(job: RLJob, trainer: Any, lane: Any) -> list[MiniBatch]:
         build_algorithm(spec),
         trainer,
         contextlib.nullcontext,
-        full_tokens=spec.trainer.micro_batch_tokens * spec.trainer.num_ranks,
+        full_tokens=spec.trainer.largest_micro_batch * spec.trainer.num_ranks,
     )
     for batch in updates.mini_batches(0):
         async for rows in updates.rows(batch, lane):

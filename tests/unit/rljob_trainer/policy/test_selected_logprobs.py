@@ -8,26 +8,28 @@ from rljob_inputs.models.config import LogitTransform
 from rljob_trainer.policy import selected_logprobs as module
 
 
-@pytest.fixture(params=["kept", "recomputed"])
-def memory(request, monkeypatch):
-    """Both variants of the backward pass; the second with chunks of 3 targets and blocks of 2."""
-    if request.param == "recomputed":
-        monkeypatch.setattr(module, "KEPT_LOGITS_BYTES", 3 * 50 * 8)
-        monkeypatch.setattr(module, "BLOCK_ROWS", 2)
+@pytest.fixture(params=["one block", "kept blocks", "recomputed blocks"])
+def kept_bytes(request, monkeypatch):
+    """The variants of the backward pass; the blocks have 16 of 50 columns, and their arithmetic 3 of 10 targets."""
+    if request.param != "one block":
+        monkeypatch.setattr(module, "count_block_columns", lambda *_: 16)
+        monkeypatch.setattr(module, "count_block_rows", lambda *_, **__: 3)
+    return 0 if request.param == "recomputed blocks" else 1 << 20
 
 
 @pytest.mark.parametrize("temperature", [0.7, torch.linspace(0.5, 1.5, 10)])
 @pytest.mark.parametrize("entropy_gradient", [False, True])
 @pytest.mark.parametrize("transform", [LogitTransform(), LogitTransform(0.25), LogitTransform(3.0, limit=1.5)])
-@pytest.mark.usefixtures("memory")
-def test_values_and_gradients_equal_log_softmax(entropy_gradient, transform, temperature):
+def test_values_and_gradients_equal_log_softmax(entropy_gradient, transform, kept_bytes, temperature):
     torch.manual_seed(0)
     hidden = torch.randn(10, 8, requires_grad=True)
     weight = torch.randn(50, 8, requires_grad=True)
     targets = torch.randint(50, (10,))
     factors = torch.randn(2, 10)
 
-    logprobs, entropy = module.selected_logprobs(hidden, weight, targets, temperature, entropy_gradient, transform)
+    logprobs, entropy = module.selected_logprobs(
+        hidden, weight, targets, temperature, entropy_gradient, transform, module.Head(kept_bytes=kept_bytes)
+    )
     loss = (factors[0] * logprobs).sum()
     if entropy_gradient:
         loss = loss + (factors[1] * entropy).sum()
@@ -57,13 +59,13 @@ def test_entropy_has_no_gradient_by_default():
     assert not entropy.requires_grad
 
 
-@pytest.mark.usefixtures("memory")
-def test_head_without_gradient_gives_the_same_gradient_of_the_hidden_states():
+def test_head_without_gradient_gives_the_same_gradient_of_the_hidden_states(kept_bytes):
     torch.manual_seed(0)
     hidden, weight = torch.randn(10, 8, requires_grad=True), torch.randn(50, 8, requires_grad=True)
     gradients = []
     for head in (weight, weight.detach()):
-        logprobs, _ = module.selected_logprobs(hidden, head, torch.arange(10), 1.0)
+        how = module.Head(kept_bytes=kept_bytes)
+        logprobs, _ = module.selected_logprobs(hidden, head, torch.arange(10), 1.0, head=how)
         gradients.append(torch.autograd.grad(logprobs.sum(), hidden)[0])
     assert torch.equal(*gradients)
 
@@ -77,8 +79,7 @@ def bf16_inputs():
 
 
 @pytest.mark.parametrize("transform", [LogitTransform(), LogitTransform(0.5, limit=30.0)])
-@pytest.mark.usefixtures("memory")
-def test_logits_in_fp32_are_not_rounded_to_the_dtype_of_the_weights(transform, monkeypatch):
+def test_logits_in_fp32_are_not_rounded_to_the_dtype_of_the_weights(transform, kept_bytes, monkeypatch):
     monkeypatch.setattr(module, "HEAD_BLOCK_ROWS", 7)
     hidden, weight, targets = bf16_inputs()
     logits = transform.factor * (hidden.double() @ weight.double().T)
@@ -89,7 +90,8 @@ def test_logits_in_fp32_are_not_rounded_to_the_dtype_of_the_weights(transform, m
     chosen = exact.gather(1, targets[:, None]).squeeze(1)
     rounded, _ = module.selected_logprobs(hidden, weight, targets, 0.7, False, transform)
     assert (rounded - chosen).abs().max() > 0.02
-    logprobs, entropy = module.selected_logprobs(hidden, weight, targets, 0.7, False, transform, torch.float32)
+    head = module.Head(torch.float32, kept_bytes=kept_bytes)
+    logprobs, entropy = module.selected_logprobs(hidden, weight, targets, 0.7, False, transform, head)
     assert (logprobs - chosen).abs().max() < 1e-4
     assert (entropy - exact_entropy).abs().max() < 1e-3
     for ours, expected in zip(
@@ -117,5 +119,49 @@ def test_weights_are_converted_in_blocks(monkeypatch):
     monkeypatch.setattr(module, "HEAD_BLOCK_ROWS", 5)
     hidden, weight, targets = bf16_inputs()
     with LargestCopy() as copies:
-        module.selected_logprobs(hidden.detach(), weight.detach(), targets, 1.0, logits_dtype=torch.float32)
+        module.selected_logprobs(hidden.detach(), weight.detach(), targets, 1.0, head=module.Head(torch.float32))
     assert copies.num_values == hidden.numel(), "5 rows of the head are fewer than the hidden states"
+
+
+def test_a_micro_batch_without_targets_has_gradients_of_zero():
+    hidden, weight = torch.zeros(0, 8, requires_grad=True), torch.randn(50, 8, requires_grad=True)
+    logprobs, entropy = module.selected_logprobs(hidden, weight, torch.zeros(0, dtype=torch.int64), 1.0)
+    logprobs.sum().backward()
+    assert (len(logprobs), len(entropy), hidden.grad.shape) == (0, 0, (0, 8))
+    assert not weight.grad.any()
+
+
+class Traffic(TorchDispatchMode):
+    """Adds up the bytes that operations read and write. Views do neither."""
+
+    num_bytes = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if not function.is_view and function.overloadpacket is not torch.ops.aten.empty:
+            tensors = [*args, *(kwargs or {}).values(), *(result if isinstance(result, tuple) else [result])]
+            self.num_bytes += sum(each.nbytes for each in tensors if isinstance(each, torch.Tensor))
+        return result
+
+
+@pytest.mark.parametrize(("keeps", "limit"), [(False, 2.9e6), (True, 2.5e6)])
+def test_little_is_read_and_written_for_a_target(keeps, limit):
+    """Bytes, of Qwen2.5-0.5B, where the arithmetic is compiled: it then reads and writes each logit once, as another
+    test shows (tests/process/rljob_trainer/policy/test_compilation.py)."""
+
+    def reduce(logits, *_):
+        traffic.num_bytes += logits.nbytes
+        return tuple(logits.new_empty(3, len(logits), dtype=torch.float32))
+
+    def differentiate(logits, *_):
+        traffic.num_bytes += 2 * logits.nbytes
+
+    num_targets = 14336
+    hidden = torch.empty(num_targets, 896, dtype=torch.bfloat16, device="meta", requires_grad=True)
+    weight = torch.empty(151936, 896, dtype=torch.bfloat16, device="meta", requires_grad=True)
+    targets = torch.empty(num_targets, dtype=torch.int64, device="meta")
+    head = module.Head(compiled=module.Arithmetic(reduce, differentiate), kept_bytes=keeps * (1 << 40))
+    with Traffic() as traffic:
+        logprobs, _ = module.selected_logprobs(hidden, weight, targets, 0.7, head=head)
+        logprobs.backward(torch.empty_like(logprobs))
+    assert traffic.num_bytes / num_targets < limit

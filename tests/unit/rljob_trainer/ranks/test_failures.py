@@ -48,7 +48,7 @@ class Rank:
 
     def __init__(self, error, recomputation="full"):
         self._error = error
-        self.policy = SimpleNamespace(recomputation=recomputation)
+        self.policy = SimpleNamespace(plan=SimpleNamespace(recomputation=recomputation))
 
     @typed_errors
     def start(self):

@@ -43,9 +43,7 @@ def find_here(name: str, target: Target) -> Path | None:
 @guard
 def list_command(target: Target, directory: Path, *, everywhere: bool, output: str) -> int:
     found = [describe(run.name, run, read_metrics(run / FILE_METRICS)) for run in list_runs(directory)]
-    rows: list[list[Any]] = [
-        [_HERE, run.name, run.phase, run.step, run.total_steps, run.reward, run.changed] for run in found
-    ]
+    rows: list[list[Any]] = [[_HERE, run.name, run.phase, run.step, run.total_steps, run.reward, ""] for run in found]
     if has_cluster(target):
         from rljob_cli.cluster.commands import list_jobs
 
@@ -55,7 +53,7 @@ def list_command(target: Target, directory: Path, *, everywhere: bool, output: s
     else:
         header = [Column(name, is_text=True, least=100) for name in ("NAMESPACE", "NAME")]
         shown = [[*row[:3], f"{row[3]}/{row[4]}", summary.show_number(row[5]), row[6]] for row in rows]
-        table = build_table([*header, "PHASE", "STEP", "REWARD", "CHANGED, OR WAITS FOR"], shown)
+        table = build_table([*header, "PHASE", "STEP", "REWARD", "WAITS FOR"], shown)
         show(table if rows else "no run here, and no job in a cluster; `rljob init DIR` writes a job")
     return 0
 

@@ -15,7 +15,7 @@ FIRST = "Maximum failures, e.g. 6; one more fails."
 
 
 def measure_annotation(manifest):
-    """The bytes of a manifest in the annotation of `kubectl apply`: compact JSON, in which Go escapes three characters."""
+    """Its bytes in the annotation of `kubectl apply`: compact JSON, in which Go escapes three characters."""
     text = json.dumps(manifest, separators=(",", ":"), ensure_ascii=False)
     return len(re.sub("[<>&]", r"\\u0000", text).encode())
 

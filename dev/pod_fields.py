@@ -48,9 +48,7 @@ def _find_kind(schema: Mapping[str, Any]) -> str:
     if "$ref" in schema:
         name = _short(schema["$ref"])
         return _SCALARS.get(name, name)
-    kind = (
-        next(each for each in schema["type"] if each != "null") if isinstance(schema["type"], list) else schema["type"]
-    )
+    kind = schema["type"]
     if kind == "array":
         return f"[{_find_kind(schema['items'])}"
     if kind == "object":

@@ -1,7 +1,8 @@
 """Write the schema of Pod templates: `python -m dev.pod_template [--check]`.
 
 kubernetes-validate has the schemas of all versions of Kubernetes, 108 MB. The checks of Pod templates need what
-PodTemplateSpec refers to in the newest, without descriptions: 48 KB, which the package rljob-core has as a file.
+PodTemplateSpec refers to in the newest, without descriptions and what all types have: 39 KB, which the package
+rljob-core has as a file.
 """
 
 from __future__ import annotations
@@ -44,18 +45,25 @@ def select(definitions: dict[str, Any], root: str) -> dict[str, Any]:
     return selected
 
 
-def _strip(schema: Any) -> Any:
-    """Return a schema without its texts. The keys of `properties` are names of fields, and a field may be
-    called description."""
+def _strip(schema: Any, *, is_required: bool = False) -> Any:
+    """Return a schema without its texts, and without what `rljob_core.pod_checks.schema` adds. Quantities are a text or
+    a number, and either may be null, so `oneOf` becomes `anyOf`. A field may be called description."""
     if isinstance(schema, list):
         return [_strip(each) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    return {
-        key: {name: _strip(each) for name, each in value.items()} if key == "properties" else _strip(value)
+    stripped = {
+        "anyOf" if key == "oneOf" else key: _strip(value)
         for key, value in schema.items()
-        if not key.startswith(_UNUSED)
+        if not key.startswith(_UNUSED) and key not in ("properties", "type") and value is not False
     }
+    if fields := schema.get("properties"):
+        required = schema.get("required", ())
+        stripped["properties"] = {name: _strip(each, is_required=name in required) for name, each in fields.items()}
+    if kind := schema.get("type"):
+        assert isinstance(kind, str) == is_required, f"{schema}: only a required field must not be null"
+        stripped["type"] = kind if is_required else kind[0]
+    return stripped
 
 
 def main(arguments: list[str]) -> int:

@@ -271,8 +271,6 @@ def build_chart_template(crd: Schema) -> str:
     return f"{_HEADER}{{{{- if .Values.crds.install }}}}\n{text}{{{{- end }}}}\n"
 
 
-ANNOTATION_LIMIT_BYTES = 256 * 1024
-"""The API server's limit of all annotations of an object."""
 _FIRST_SENTENCE = re.compile(r".+?\.(?=\s+[A-Z`])")
 
 
@@ -301,9 +299,3 @@ def _shorten(description: str, seen: set[str]) -> str:
         return description
     first = _FIRST_SENTENCE.match(description)
     return first[0] if first else description
-
-
-def measure_annotation(crd: Schema) -> int:
-    """Return the bytes of a manifest in the annotation: compact JSON, in which Go escapes three characters."""
-    text = json.dumps(crd, separators=(",", ":"), ensure_ascii=False)
-    return len(re.sub("[<>&]", r"\\u0000", text).encode())

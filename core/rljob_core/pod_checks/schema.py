@@ -16,7 +16,7 @@ from rljob_api.read.validation_messages import format_value
 
 KUBERNETES_VERSION = "1.37"
 FILE = Path(__file__).with_name("pod_template.json")
-"""The definitions of ROOT_TYPE and of all to which it refers, by name."""
+"""The definitions of ROOT_TYPE and of all to which it refers, by name, without what `_complete` adds."""
 ROOT_TYPE = "io.k8s.api.core.v1.PodTemplateSpec"
 _TYPES = {
     "string": "text",
@@ -48,19 +48,19 @@ def _load() -> Any:
     return jsonschema_rs.Draft202012Validator({"$ref": f"#/$defs/{ROOT_TYPE}", "$defs": definitions})
 
 
-def _complete(schema: Any) -> Any:
-    """Return the schema with the bounds of an int32, and with `anyOf` for `oneOf`: a quantity is text or a number, and
-    either may be null, so null must not be "more than one of"."""
-    if isinstance(schema, list):
-        return [_complete(each) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    completed: dict[str, Any] = {}
-    for key, value in schema.items():
-        if key == "properties":  # its keys are names of fields
-            completed[key] = {name: _complete(each) for name, each in value.items()}
-        else:
-            completed["anyOf" if key == "oneOf" else key] = _complete(value)
+def _complete(schema: dict[str, Any], *, is_required: bool = False) -> dict[str, Any]:
+    """Return the schema with what holds for all: only a required field must not be null, an object has no other fields
+    than those that are named, and an int32 has its bounds."""
+    completed, required = dict(schema), schema.get("required", ())
+    if "properties" in schema:
+        named = schema["properties"].items()
+        completed["properties"] = {name: _complete(each, is_required=name in required) for name, each in named}
+        completed["additionalProperties"] = False
+    completed |= {key: _complete(schema[key]) for key in ("items", "additionalProperties") if key in schema}
+    if "anyOf" in schema:
+        completed["anyOf"] = [_complete(each) for each in schema["anyOf"]]
+    if "type" in schema and not is_required:
+        completed["type"] = [schema["type"], "null"]
     if schema.get("format") == "int32":
         completed |= {"minimum": _INT32.start, "maximum": _INT32.stop - 1}
     return completed

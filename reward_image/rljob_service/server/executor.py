@@ -238,7 +238,9 @@ class Executor:
     def _dispatch(self) -> None:
         """Start what may start."""
         while self._lanes.has_waiting and self.pool.has_idle:
-            if not self._may_start():
+            if self._lanes.num_running >= self._pace.limit and not self._pace.may_start(
+                (running.started or 0.0 for running in self._lanes.running_newest_first()), time.perf_counter()
+            ):
                 # Usually an execution ends, and dispatches, before the window has passed.
                 if self._next_dispatch is None:
                     self._next_dispatch = self._loop.call_later(self._pace.window, self._dispatch_again)
@@ -248,12 +250,6 @@ class Executor:
                 break
             self._start(execution)
         self.pool.ensure(self._lanes.num_demanded)
-
-    def _may_start(self) -> bool:
-        if self._lanes.num_running < self._pace.limit:
-            return True
-        starts = (execution.started or 0.0 for execution in self._lanes.running_newest_first())
-        return self._pace.may_start(starts, time.perf_counter())
 
     def _dispatch_again(self) -> None:
         self._next_dispatch = None
@@ -283,8 +279,9 @@ class Executor:
             execution.kill(InvalidReason.TIMEOUT, message)
 
     def _finish(self, execution: Execution, result: ExecutionResult, computed_seconds: float | None = None) -> None:
+        assert execution.started is not None
         execution.kill = None
-        self._pace.record(computed_seconds)
+        self._pace.record(time.perf_counter() - execution.started, computed_seconds)
         self._lanes.finish(execution)
         self._deliver(execution, result)
 
@@ -298,8 +295,6 @@ class Executor:
         )
         execution.spans.end(response.replies)
         self._known.finish(execution, response)
-        if execution.started is not None:
-            self._pace.mean_seconds += _MEAN_WEIGHT * (execute_seconds - self._pace.mean_seconds)
         for each in response.replies:
             outcome = VALID if each.reason is None else each.reason.value
             self._metrics.record_result(execution.lane, outcome, queue_seconds, execute_seconds)
@@ -359,44 +354,36 @@ def build_pool(
 
 
 class Pace:
-    """How many executions may be started at once. Facts come in through `record` and `mean_seconds`."""
+    """How many executions may be started at once. Facts come in through `record`."""
 
     def __init__(self, num_processors: int = _NUM_PROCESSORS) -> None:
         self._num_processors = _STARTS_PER_PROCESSOR * num_processors
         self.mean_seconds = 0.0
         """How long executions took recently."""
+        self.limit: float = self._num_processors
+        """Executions of which each may have a processor, or waits."""
+        self.window = START_WINDOW_SECONDS
+        """Seconds after a start, after which the limit need not be kept."""
         self._computed_seconds = 0.0
         self._num_computed = 0
 
-    def record(self, computed_seconds: float | None) -> None:
+    def record(self, seconds: float, computed_seconds: float | None) -> None:
         """An execution has ended. `computed_seconds`: see slots.Callback."""
+        self.mean_seconds += _MEAN_WEIGHT * (seconds - self.mean_seconds)
         if computed_seconds is None:
             self._num_computed, self._computed_seconds = 0, 0.0
         else:
             self._num_computed += 1
             weight = max(_MEAN_WEIGHT, 1 / self._num_computed)
             self._computed_seconds += weight * (computed_seconds - self._computed_seconds)
-
-    @property
-    def _only_computes(self) -> bool:
-        return self._num_computed >= _NUM_COMPUTED
-
-    @property
-    def limit(self) -> float:
-        """Executions of which each may have a processor, or waits."""
-        waiting = 0.0 if self._only_computes else self.mean_seconds * _STARTS_PER_SECOND
-        return max(self._num_processors, waiting)
-
-    @property
-    def window(self) -> float:
-        """Seconds after a start, after which the limit need not be kept."""
-        return max(START_WINDOW_SECONDS, _PATIENCE * self._computed_seconds if self._only_computes else 0.0)
+        only_computes = self._num_computed >= _NUM_COMPUTED
+        self.limit = max(self._num_processors, 0.0 if only_computes else self.mean_seconds * _STARTS_PER_SECOND)
+        self.window = max(START_WINDOW_SECONDS, _PATIENCE * self._computed_seconds if only_computes else 0.0)
 
     def may_start(self, started_newest_first: Iterable[float], now: float) -> bool:
         """Return whether one more execution may start beside those that run."""
-        window = self.window
         for number, started in enumerate(started_newest_first, start=1):
-            if now - started >= window:
+            if now - started >= self.window:
                 return True
             if number >= self.limit:
                 return False

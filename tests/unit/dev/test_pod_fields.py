@@ -4,19 +4,19 @@ DEFINITIONS = {
     "io.k8s.Pod": {
         "properties": {
             "spec": {"$ref": "#/$defs/io.k8s.Spec"},
-            "labels": {"type": ["object", "null"], "additionalProperties": {"type": ["string", "null"]}},
+            "labels": {"type": "object", "additionalProperties": {"type": "string"}},
         }
     },
     "io.k8s.Spec": {
         "properties": {
-            "names": {"type": ["array", "null"], "items": {"type": "string"}},
+            "names": {"type": "array", "items": {"type": "string"}},
             "parts": {"type": "array", "items": {"$ref": "#/$defs/io.k8s.Part"}},
             "limits": {"type": "object", "additionalProperties": {"$ref": "#/$defs/api.resource.Quantity"}},
             "port": {"$ref": "#/$defs/util.IntOrString"},
             "any": {"type": "object"},
         }
     },
-    "io.k8s.Part": {"properties": {"size": {"type": "integer"}, "on": {"type": ["boolean", "null"]}}},
+    "io.k8s.Part": {"properties": {"size": {"type": "integer"}, "on": {"type": "boolean"}}},
     "io.k8s.Other": {"properties": {"unused": {"type": "string"}}},
 }
 TABLE = {

@@ -23,18 +23,27 @@
     made.append(...children);
     return made;
   };
-  const number = (value) => (value === null || value === undefined ? "-" : String(Number(value.toPrecision(4))));
+  const button = (onclick, fields, ...children) => element("button", { type: "button", onclick, ...fields }, ...children);
+  const details = (summary, ...children) => element("details", {}, element("summary", {}, summary), ...children);
+  const row = (title, ...cells) =>
+    element("tr", {}, element("th", { scope: "row" }, title), ...cells.map((cell) => element("td", {}, cell)));
+  const table = (fields, names, rows) => element("table", fields,
+    element("thead", {}, element("tr", {}, ...names.map((name) => element("th", { scope: "col" }, name)))),
+    element("tbody", {}, ...rows));
+  const region = (className, ariaLabel, ...children) =>
+    element("div", { className, ariaLabel, role: "region", tabIndex: 0 }, ...children);
+  const number = (value) => ((value ?? null) === null ? "-" : String(Number(value.toPrecision(4))));
   const seconds = (value) => (value === null ? "-" : value < 1 ? `${Math.round(1000 * value)} ms` : `${value.toFixed(1)} s`);
   const place = (sample) => `${sample.step} ${sample.lane}`;
   const laneName = (lane) => (lane === "eval" ? "evaluation" : "training");
-  const isInvalid = (sample, reward) => sample.rewards.some((each) => !each.valid && (!reward || each.name === reward));
+  const resultsOf = (sample, reward) => sample.rewards.filter((each) => !reward || each.name === reward);
+  const isInvalid = (sample, reward) => resultsOf(sample, reward).some((each) => !each.valid);
   const scoreOf = (sample, reward) => {
     if (!reward) return sample.score;
-    const result = sample.rewards.find((each) => each.name === reward);
-    return result && result.valid ? result.score : null;
+    const [result] = resultsOf(sample, reward);
+    return result?.valid ? result.score : null;
   };
-  const latency = (sample, reward) =>
-    Math.max(0, ...sample.rewards.filter((each) => !reward || each.name === reward).map((each) => each.latency || 0));
+  const latency = (sample, reward) => Math.max(0, ...resultsOf(sample, reward).map((each) => each.latency || 0));
 
   // The best, or the worst, sample of each step; ties go to the first.
   const extremes = (candidates, reward, sign) => {
@@ -55,8 +64,9 @@
     const high = value.high === "" ? null : Number(value.high);
     let kept = samples.filter((sample) => {
       if (["step", "lane", "group"].some((name) => value[name] && String(sample[name]) !== value[name])) return false;
-      if (value.reward && !sample.rewards.some((each) => each.name === value.reward)) return false;
-      if (value.reason && !sample.rewards.some((each) => each.reason === value.reason && (!value.reward || each.name === value.reward))) return false;
+      const results = resultsOf(sample, value.reward);
+      if (value.reward && !results.length) return false;
+      if (value.reason && !results.some((each) => each.reason === value.reason)) return false;
       if (value.show === "invalid" && !isInvalid(sample, value.reward)) return false;
       if (value.show === "truncated" && !sample.truncated) return false;
       if (text && !`${sample.prompt}\n${sample.completion}`.toLowerCase().includes(text)) return false;
@@ -73,16 +83,16 @@
       slow: (sample) => -latency(sample, value.reward),
     };
     const key = keys[value.order];
-    if (key) kept = kept.map((sample) => [key(sample), sample]).sort((a, b) => (a[0] === b[0] ? 0 : a[0] - b[0])).map((pair) => pair[1]);
+    if (key) kept.sort((a, b) => key(a) - key(b) || 0); // without a score: infinite, whose difference is no number
     return kept;
   };
 
   // Markdown, line by line: marks become elements, and all else stays the text that it is.
   const inline = (text) => text.split(/(`[^`]+`|\*\*[^*]+\*\*)/).map((part, index) =>
-    index % 2 === 0 ? part : part[0] === "`" ? element("code", { textContent: part.slice(1, -1) })
-      : element("strong", { textContent: part.slice(2, -2) }));
+    index % 2 === 0 ? part : part[0] === "`" ? element("code", {}, part.slice(1, -1))
+      : element("strong", {}, part.slice(2, -2)));
   const drawMarkdown = (text) => text.split(/^(```.*\n[^]*?^```.*$)/m).flatMap((block, index) => {
-    if (index % 2) return [element("pre", { textContent: block.split("\n").slice(1, -1).join("\n") })];
+    if (index % 2) return [element("pre", {}, block.split("\n").slice(1, -1).join("\n"))];
     return block.split("\n").map((line) => {
       const title = /^#{1,6} (.*)/.exec(line);
       if (title) return element("div", {}, element("strong", {}, ...inline(title[1])));
@@ -94,36 +104,31 @@
   const drawText = (text) => {
     const parts = text.split(/<think>([^]*?)(?:<\/think>|$)|^((?:(?!<think>)[^])*?)<\/think>/);
     return parts.flatMap((part, index) => !part?.trim() ? [] : index % 3 === 0 ? drawMarkdown(part) : [
-      element("details", {}, element("summary", { textContent: `thinking, ${part.length} characters` }), ...drawMarkdown(part))]);
+      details(`thinking, ${part.length} characters`, ...drawMarkdown(part))]);
   };
   const textBlock = (title, text, isDrawn) => [
-    element("h4", { textContent: title }),
+    element("h4", {}, title),
     isDrawn && form.elements.texts.value === "" ? element("div", { className: "text", tabIndex: 0 }, ...drawText(text))
-      : element("pre", { textContent: text, tabIndex: 0 }),
+      : element("pre", { tabIndex: 0 }, text),
   ];
 
   const rewardRow = (result) => {
     const parts = Object.entries(result.components).map(([name, value]) => `${name} ${number(value)}`);
-    const details = result.valid ? parts.join(", ") : [result.reason, result.message].filter(Boolean).join(": ");
-    const cells = [result.valid ? number(result.score) : "invalid", details, seconds(result.latency), result.attempts ?? "-"];
-    return element(
-      "tr", {}, element("th", { scope: "row", textContent: result.name }),
-      ...cells.map((cell, index) => element("td", { textContent: cell, className: index === 1 ? "prose" : "" })),
-    );
+    const text = result.valid ? parts.join(", ") : [result.reason, result.message].filter(Boolean).join(": ");
+    const made = row(result.name, result.valid ? number(result.score) : "invalid", text, seconds(result.latency), result.attempts ?? "-");
+    made.cells[2].className = "prose";
+    return made;
   };
 
   const card = (sample) => {
     const title = `Step ${sample.step}, ${laneName(sample.lane)}, group ${sample.group}, sample ${sample.sample}`;
-    const facts = element("p", { className: "facts" });
-    facts.append(`score ${number(sample.score)}, advantage ${number(sample.advantage)}, ${sample.tokens} tokens`);
-    for (const [name, holds] of [["invalid", isInvalid(sample)], ["truncated", sample.truncated]])
-      if (holds) facts.append(element("span", { className: `badge ${name}`, textContent: name }));
-    const head = element("tr", {}, ...["reward", "score", "components, or why it is invalid", "latency", "attempts"].map(
-      (name) => element("th", { scope: "col", textContent: name })));
-    const table = element("table", { tabIndex: 0 }, element("thead", {}, head), element("tbody", {}, ...sample.rewards.map(rewardRow)));
+    const badges = [["invalid", isInvalid(sample)], ["truncated", sample.truncated]].filter(([, holds]) => holds).map(
+      ([name]) => element("span", { className: `badge ${name}` }, name));
     return element(
-      "article", { className: "sample", tabIndex: -1 }, element("h3", { textContent: title }), facts,
-      ...textBlock("Completion", sample.completion, true), table,
+      "article", { className: "sample", tabIndex: -1 }, element("h3", {}, title),
+      element("p", { className: "facts" }, `score ${number(sample.score)}, advantage ${number(sample.advantage)}, ${sample.tokens} tokens`, ...badges),
+      ...textBlock("Completion", sample.completion, true),
+      table({ tabIndex: 0 }, ["reward", "score", "components, or why it is invalid", "latency", "attempts"], sample.rewards.map(rewardRow)),
     );
   };
   const promptOf = (sample) => element("div", {}, ...textBlock("Prompt", sample.prompt, true),
@@ -133,13 +138,10 @@
   const append = (rows) => rows.forEach((sample) => {
     const key = `${place(sample)} ${sample.group} ${sample.prompt}`;
     if (list.lastElementChild?.key !== key) {
-      const whole = element("button", { type: "button", textContent: "Show the whole group" });
-      whole.addEventListener("click", () => showOnly({ step: sample.step, lane: sample.lane, group: sample.group }));
-      const answers = element("div", { className: "answers", tabIndex: 0 });
-      answers.setAttribute("role", "region");
       const title = `Group ${sample.group} of step ${sample.step}, ${laneName(sample.lane)}`;
-      answers.setAttribute("aria-label", `Answers: ${title}`);
-      list.append(element("div", { className: "group", key }, element("h3", { textContent: title }), promptOf(sample), ...(form.elements.group.value ? [] : [whole]), answers));
+      const whole = button(() => showOnly({ step: sample.step, lane: sample.lane, group: sample.group }), {}, "Show the whole group");
+      list.append(element("div", { className: "group", key }, element("h3", {}, title), promptOf(sample),
+        ...(form.elements.group.value ? [] : [whole]), region("answers", `Answers: ${title}`)));
     }
     list.lastElementChild.lastElementChild.append(card(sample));
   });
@@ -169,10 +171,15 @@
   };
   const describe = (answer) => [
     `${answer.matching} of ${answer.total} samples match`,
-    ...(answer.unread ? [`${answer.unread} more steps are read`] : []),
-    ...(answer.nearest ? [`the nearest step with samples is ${answer.nearest.split(" ")[0]}`] : []),
-    ...(answer.damaged.length ? [`cannot be read: ${answer.damaged.join(", ")}`] : []),
-  ].join("; ");
+    answer.unread && `${answer.unread} more steps are read`,
+    answer.nearest && `the nearest step with samples is ${answer.nearest.split(" ")[0]}`,
+    answer.damaged.length && `cannot be read: ${answer.damaged.join(", ")}`,
+  ].filter(Boolean).join("; ");
+  const showCount = (answer) => {
+    matching = answer.matching;
+    updateMore();
+    count.textContent = describe(answer);
+  };
 
   // A live page gets its samples page by page; an answer that a newer question has overtaken is dropped.
   const ask = async (isClick) => {
@@ -188,9 +195,7 @@
     }
     const hadUnread = answer.unread;
     while (!answer.error) {
-      matching = answer.matching;
-      updateMore();
-      count.textContent = describe(answer);
+      showCount(answer);
       if (!answer.unread) break;
       answer = await question(0, 0);
       if (number !== asked) return;
@@ -200,6 +205,11 @@
   };
   const placeFields = (text) => ({ step: parseInt(text, 10), lane: text.split(" ")[1] });
 
+  const fill = (fields) => {
+    form.reset();
+    for (const [name, value] of fields) if (form.elements[name]) form.elements[name].value = value;
+  };
+
   // The address has the filters, so that a link to what is shown can be sent.
   const writeAddress = () => {
     const given = [...new FormData(form)].filter(([, value]) => value !== "");
@@ -208,9 +218,7 @@
   };
   const readAddress = () => {
     if (!location.hash.includes("=")) return false;
-    form.reset();
-    for (const [name, value] of new URLSearchParams(location.hash.slice(1)))
-      if (form.elements[name]) form.elements[name].value = value;
+    fill(new URLSearchParams(location.hash.slice(1)));
     return true;
   };
 
@@ -231,9 +239,7 @@
     title.scrollIntoView();
   };
   const showOnly = (fields, isClick) => {
-    const texts = form.elements.texts.value;
-    form.reset();
-    for (const [name, value] of Object.entries({ ...fields, texts })) form.elements[name].value = value;
+    fill(Object.entries({ ...fields, texts: form.elements.texts.value }));
     goToSamples();
     return refresh(isClick);
   };
@@ -258,8 +264,7 @@
     if (isTyping || event.ctrlKey || event.metaKey || event.altKey || !["j", "k"].includes(event.key)) return;
     const cards = [...list.querySelectorAll(".sample")];
     const current = cards.indexOf(document.activeElement.closest(".sample"));
-    const next = cards[event.key === "j" ? Math.min(current + 1, cards.length - 1) : Math.max(current - 1, 0)];
-    if (next) next.focus();
+    cards[Math.max(0, current + (event.key === "j" ? 1 : -1))]?.focus();
   });
 
   // A point of a curve leads to the samples of its step, or of the nearest one that has some.
@@ -269,7 +274,7 @@
       return;
     }
     const distance = (sample) => Math.abs(sample.step - step) + (sample.lane === lane ? 0 : 0.25);
-    const nearest = samples.reduce((best, each) => (best === null || distance(each) < distance(best) ? each : best), null);
+    const [nearest] = [...samples].sort((a, b) => distance(a) - distance(b));
     if (live) showOnly({ step, lane }, true);
     else if (nearest) showOnly({ step: nearest.step, lane: nearest.lane });
   };
@@ -301,26 +306,20 @@
     const index = curve.x.findLastIndex((each) => each <= step);
     return index < 0 ? "" : show(curve, index);
   };
-  const fillValues = (details, chart) => {
-    const rows = chart.curves.flatMap((curve) => curve.x.map((step, index) => {
-      const button = element("button", { type: "button", className: "step", textContent: step });
-      button.addEventListener("click", () => showStep(step, curve.eval ? "eval" : "train", curve.run));
-      return element("tr", {}, ...[curve.name, button, show(curve, index)].map((cell) => element("td", {}, cell)));
-    }));
-    const head = ["curve", "step", "value"].map((name) => element("th", { scope: "col", textContent: name }));
-    const region = element("div", { className: "scroll", tabIndex: 0 }, element("table", { className: "numbers" },
-      element("thead", {}, element("tr", {}, ...head)), element("tbody", {}, ...rows)));
-    region.setAttribute("role", "region");
-    region.setAttribute("aria-label", `Values of ${chart.title}`);
-    details.replaceChildren(details.firstElementChild, region);
+  const laneOf = (curve) => (curve.eval ? "eval" : "train");
+  const fillValues = (values, chart) => {
+    const rows = chart.curves.flatMap((curve) => curve.x.map((step, index) => row(curve.name,
+      button(() => showStep(step, laneOf(curve), curve.run), { className: "step" }, step), show(curve, index))));
+    values.replaceChildren(values.firstElementChild, region("scroll", `Values of ${chart.title}`,
+      table({ className: "numbers" }, ["curve", "step", "value"], rows)));
   };
   const drawChart = (chart) => {
-    const area = element("div", { className: "plot" });
+    const area = element("div", { className: "plot", role: "img" });
     const at = element("span", { className: "quiet" });
-    const whole = element("button", { type: "button", textContent: "whole run", hidden: true });
-    const unit = element("span", { className: "quiet", textContent: [chart.unit, chart.note].filter(Boolean).join("; ") });
+    const whole = button(() => plots.forEach(({ plot: each }) => each.setData(each.data)), { hidden: true }, "whole run");
+    const unit = element("span", { className: "quiet" });
     const legend = element("ul", { className: "legend" });
-    const values = element("details", {}, element("summary", { textContent: "Values" }));
+    const values = details("Values");
     const figure = element("figure", {}, element("figcaption", {}, whole, `${chart.title} `, unit, " ", at), area, legend, values);
     charts.append(figure);
     const shown = { chart, figure, key: keyOf(chart) };
@@ -341,25 +340,22 @@
       const swatch = element("span", { className: "swatch" });
       Object.assign(swatch.style, { borderColor: own, borderTopStyle: dash.length ? "dashed" : "solid" });
       const text = element("b", {});
-      const button = element("button", { type: "button" }, swatch, ` ${curve.name} `, text);
-      button.setAttribute("aria-pressed", "true");
-      button.addEventListener("click", () => {
-        const show = button.getAttribute("aria-pressed") === "false";
-        button.setAttribute("aria-pressed", String(show));
+      const toggle = button(() => {
+        const isShown = toggle.ariaPressed === "false";
+        toggle.ariaPressed = String(isShown);
         const numbers = chart.stacked ? [chart.curves.length - index] : curve.low.length ? [first, first + 1, first + 2] : [first];
-        numbers.forEach((each) => plot.setSeries(each, { show }));
-      });
-      legend.append(element("li", {}, button));
+        numbers.forEach((each) => plot.setSeries(each, { show: isShown }));
+      }, { ariaPressed: "true" }, swatch, ` ${curve.name} `, text);
+      legend.append(element("li", {}, toggle));
       return text;
     });
     if (chart.stacked) columns.splice(1, columns.length, ...columns.slice(1).reverse());
+    const stepAt = (plotted) => plotted.data[0][plotted.cursor.idx];
     const point = (plotted) => {
-      const step = plotted.cursor.idx === null || plotted.cursor.idx === undefined ? null : plotted.data[0][plotted.cursor.idx];
-      at.textContent = step === null ? "" : `step ${step}`;
+      const step = stepAt(plotted);
+      at.textContent = step === undefined ? "" : `step ${step}`;
       shown.chart.curves.forEach((curve, index) => (texts[index].textContent = valueAt(curve, step ?? Infinity)));
     };
-    const describeChart = () => area.setAttribute("aria-label", `${chart.title} by step (${chart.unit}). ${shown.chart.curves.map(
-      (curve) => `${curve.name}: ${number(curve.y[0])} to ${number(curve.y.at(-1))} in ${curve.x.length} points`).join(", ")}`);
     const axis = { stroke: () => paint("var(--quiet)"), grid: { stroke: () => paint("var(--line)"), width: 1 }, ticks: { show: false } };
     const range = (_, low, high) => {
       if (low === null || (low === 0 && high === 0)) return [0, 1];
@@ -378,25 +374,25 @@
         if (name === "x") whole.hidden = plotted.scales.x.min <= steps[0] && plotted.scales.x.max >= steps.at(-1);
       }] },
     }, columnsOf(chart), area);
-    area.setAttribute("role", "img");
-    whole.addEventListener("click", () => plots.forEach(({ plot: each }) => each.setData(each.data)));
     plot.over.addEventListener("click", () => {
-      const index = plot.cursor.idx;
-      if (index === null || index === undefined) return;
-      const step = plot.data[0][index];
+      const step = stepAt(plot);
       const near = shown.chart.curves.filter((curve) => curve.x.includes(step));
       const distance = (curve) => chart.stacked ? 0 : Math.abs(plot.valToPos(curve.y[curve.x.indexOf(step)], "y") - plot.cursor.top);
       const curve = near.sort((a, b) => distance(a) - distance(b))[0];
-      if (curve) showStep(step, curve.eval ? "eval" : "train", curve.run);
+      if (curve) showStep(step, laneOf(curve), curve.run);
     });
     values.addEventListener("toggle", () => values.open && fillValues(values, shown.chart));
     new ResizeObserver(() => area.clientWidth && plot.setSize({ width: area.clientWidth, height: 200 })).observe(area);
     const update = () => {
+      const { unit: name, note, curves } = shown.chart;
       point(plot);
-      describeChart();
+      unit.textContent = [name, note].filter(Boolean).join("; ");
+      area.ariaLabel = `${chart.title} by step (${name}). ${curves.map(
+        (curve) => `${curve.name}: ${number(curve.y[0])} to ${number(curve.y.at(-1))} in ${curve.x.length} points`).join(", ")}`;
+      if (values.open && !values.contains(document.activeElement)) fillValues(values, shown.chart);
     };
     update();
-    plots.set(chart.title, Object.assign(shown, { plot, values, whole, unit, update }));
+    plots.set(chart.title, Object.assign(shown, { plot, whole, update }));
   };
   const keyOf = (chart) => JSON.stringify(chart.curves.map((curve) => [curve.name, curve.low.length > 0]));
   const drawCharts = (all) => {
@@ -416,10 +412,8 @@
         continue;
       }
       shown.chart = chart;
-      shown.unit.textContent = [chart.unit, chart.note].filter(Boolean).join("; ");
       shown.plot.setData(columnsOf(chart), shown.whole.hidden);
       shown.update();
-      if (shown.values.open && !shown.values.contains(document.activeElement)) fillValues(shown.values, chart);
     }
   };
   drawCharts(data.charts);
@@ -439,23 +433,21 @@
     const text = cell.dataset.value ?? cell.textContent.trim();
     return text !== "" && !Number.isNaN(Number(text)) ? Number(text) : text;
   };
-  const makeSortable = (table) => {
-    const heads = [...table.tHead.rows[0].cells];
+  const makeSortable = (sorted) => {
+    const heads = [...sorted.tHead.rows[0].cells];
     heads.forEach((head, index) => {
-      const button = element("button", { type: "button", textContent: head.textContent });
-      head.replaceChildren(button);
-      button.addEventListener("click", () => {
-        const isAscending = head.getAttribute("aria-sort") !== "ascending";
-        heads.forEach((each) => each.removeAttribute("aria-sort"));
-        head.setAttribute("aria-sort", isAscending ? "ascending" : "descending");
+      head.replaceChildren(button(() => {
+        const isAscending = head.ariaSort !== "ascending";
+        heads.forEach((each) => (each.ariaSort = null));
+        head.ariaSort = isAscending ? "ascending" : "descending";
         const sign = isAscending ? 1 : -1;
-        const rows = [...table.tBodies[0].rows].sort((a, b) => {
+        const rows = [...sorted.tBodies[0].rows].sort((a, b) => {
           const [left, right] = [cellValue(a, index), cellValue(b, index)];
           if (typeof left === typeof right) return left < right ? -sign : left > right ? sign : 0;
           return typeof left === "number" ? -sign : sign;
         });
-        table.tBodies[0].append(...rows);
-      });
+        sorted.tBodies[0].append(...rows);
+      }, {}, head.textContent));
     });
   };
   document.querySelectorAll("table.sortable").forEach(makeSortable);
@@ -513,11 +505,7 @@
       showColours();
       reachTables();
       const answer = await question(0, 0);
-      if (!answer.error && count.textContent !== "searching") {
-        matching = answer.matching;
-        updateMore();
-        count.textContent = describe(answer);
-      }
+      if (!answer.error && count.textContent !== "searching") showCount(answer);
       if (isDone.includes(false)) document.addEventListener("focusout", replaceSoon, { once: true });
     };
     const replaceSoon = () => {
@@ -526,17 +514,17 @@
 
     const scoredRow = (sample) => {
       const reasons = sample.rewards.filter((each) => each.reason).map((each) => `${each.name}: ${each.reason}`);
-      const known = sample.rewards.filter((each) => each.latency !== null);
-      const slowest = known.reduce((best, each) => (best === null || each.latency > best.latency ? each : best), null);
-      const texts = element("details", {}, element("summary", { textContent: sample.completion.slice(0, 200).trim() || "(empty)" }));
+      const [slowest] = sample.rewards.filter((each) => each.latency !== null).sort((a, b) => b.latency - a.latency);
+      const texts = details(sample.completion.slice(0, 200).trim() || "(empty)");
       texts.addEventListener("toggle", () => {
         if (texts.open && texts.children.length === 1) texts.append(promptOf(sample), card(sample));
       });
-      const cells = [
-        number(sample.score), slowest ? `${seconds(slowest.latency)} (${slowest.name})` : "-", reasons.join(", ") || "-",
-      ].map((textContent) => element("td", { textContent }));
-      const name = `${sample.step}, ${laneName(sample.lane)}, ${sample.group}/${sample.sample}`;
-      return element("tr", {}, element("th", { scope: "row", textContent: name }), ...cells, element("td", { className: "rest" }, texts));
+      const made = row(
+        `${sample.step}, ${laneName(sample.lane)}, ${sample.group}/${sample.sample}`, number(sample.score),
+        slowest ? `${seconds(slowest.latency)} (${slowest.name})` : "-", reasons.join(", ") || "-", texts,
+      );
+      made.lastElementChild.className = "rest";
+      return made;
     };
 
     // Adds the points that the page does not have. What misses some before them is loaded again as a whole.
@@ -572,8 +560,7 @@
         if (isRunning !== wasRunning) announce.textContent = isRunning ? "live" : ENDED;
         wasRunning = isRunning;
         for (const id of ["now", "to-now"]) document.getElementById(id).hidden = !isRunning;
-        document.getElementById("waits").tBodies[0].replaceChildren(...rows.map(([who, what]) =>
-          element("tr", {}, element("th", { scope: "row", textContent: who }), element("td", { textContent: what }))));
+        document.getElementById("waits").tBodies[0].replaceChildren(...rows.map((each) => row(...each)));
       },
     };
     const act = (kind, text) => {
@@ -583,7 +570,7 @@
     };
     pause.addEventListener("click", () => {
       isPaused = !isPaused;
-      pause.setAttribute("aria-pressed", String(isPaused));
+      pause.ariaPressed = String(isPaused);
       pause.textContent = isPaused ? "Continue" : "Pause";
       if (!isPaused) waiting.splice(0).forEach((text) => act("samples", text));
     });

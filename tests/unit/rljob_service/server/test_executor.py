@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from functools import partial
 
@@ -150,7 +151,7 @@ async def test_training_never_has_more_than_slots_in_shared_processes(
     build_executor: Callable[..., Executor], slots: int
 ) -> None:
     executor = build_executor(slots=slots, per_process=4)
-    executor._pace.mean_seconds = 1.0  # long ones start at once
+    executor._pace.limit = math.inf  # long ones start at once
     for number in range(slots + 2):
         submit(executor, str(number))
     assert len(running(executor)) == slots
@@ -292,8 +293,8 @@ def count_starts(mean_seconds, now, started=(), num_processors=2, computed=()):
     what executions have reported."""
     pace, newest_first = Pace(num_processors), list(started)
     pace.mean_seconds = mean_seconds
-    for seconds in computed:
-        pace.record(seconds)
+    for seconds in computed or [None]:
+        pace.record(mean_seconds, seconds)
     for count in range(100):
         if not pace.may_start(newest_first, now):
             return count

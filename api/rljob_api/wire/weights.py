@@ -2,14 +2,16 @@
 
 from typing import Annotated, Final, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from rljob_api.wire.base import Wire
 from rljob_api.wire.text import Count, Seconds
 
 
 class WeightVersion(Wire):
-    """Identifies weights."""
+    """Identifies weights. Head and rollouts may run different versions: what one does not know is left out."""
+
+    model_config = ConfigDict(extra="ignore")
 
     generation: str
     """Identifies one incarnation of the trainer group. Versions of different generations are not comparable."""

@@ -168,5 +168,5 @@ def _check_memory(job: RLJob, machine: Machine, needs: Iterable[Need]) -> Iterat
     if needed > machine.available_memory_bytes:
         have = show_bytes(machine.available_memory_bytes)
         message = f"the job needs up to {show_bytes(needed)} of memory, {have} are available; lower"
-        message += f" trainer.microBatchTokens ({job.spec.trainer.micro_batch_tokens}), replicas, or what `rljob plan`"
+        message += f" trainer.microBatchTokens ({job.spec.trainer.largest_micro_batch}), replicas, or what `rljob plan`"
         yield Finding("", f"{message} shows as large", is_warning=True)

@@ -48,7 +48,12 @@ _NOT_READ = (
 _READ_AGAIN_BY_0_2 = ("outageSeconds", "checkpoint.everySteps", "checkpoint.keep", "tracking.trajectoriesSize")
 _READ_AGAIN = {
     ANNOTATION_AT_START: _READ_AGAIN_BY_0_2,
-    ANNOTATION_READ_ONCE: (*_READ_AGAIN_BY_0_2, "hangDetection", "rollout.sampling"),
+    ANNOTATION_READ_ONCE: (
+        *_READ_AGAIN_BY_0_2,
+        "hangDetection",
+        "rollout.sampling.temperature",
+        "rollout.sampling.stop",
+    ),
 }
 """Fields that the driver reads again, as those of the schedule."""
 _READ_BY_REWARD = {"function", "mcp", "model", "judge", "queueLength"}

@@ -173,7 +173,7 @@ def build_work(question: Question, shape: Shape, gpu_bytes: int | None) -> Work:
 def _settle(question: Question) -> Question:
     """Return the question with trainer.microBatchTokens: the most with which no layer is computed again as a whole.
     That costs a third of an update, and smaller micro-batches cost little, unless each one copies all weights from the
-    host. If there are none, the most that fit."""
+    host. If there are none, the most that fit; else the fewest."""
     trainer, shape = question.spec.trainer, question.shape
     if trainer.micro_batch_tokens is not None:
         return question
@@ -182,10 +182,11 @@ def _settle(question: Question) -> Question:
     gpu_bytes = _gpu_bytes(question, trainer.node_pool)
     if not is_open or shape is None or gpu_bytes is None:
         return settled[0]
-    works = [build_work(each, shape, gpu_bytes) for each in settled]
+    # As in build_work: the ranks, which decide alike, do not know how long the prompts are.
+    works = [build_work(replace(each, max_prompt_tokens=None), shape, gpu_bytes) for each in settled]
     is_fast = [work.recomputation != "full" for work in works]
     fits = [leaves_some_free(question.spec, work, gpu_bytes) for work in works]
-    return next((settled[i] for has in (is_fast, fits) for i, found in enumerate(has) if found), settled[0])
+    return next((settled[i] for has in (is_fast, fits) for i, found in enumerate(has) if found), settled[-1])
 
 
 def _set_micro_batch(question: Question, tokens: int) -> Question:

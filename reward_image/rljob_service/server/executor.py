@@ -14,6 +14,7 @@ result; a failure is always retried. Bounded: responses drop the oldest, the cac
 """
 
 import asyncio
+import contextlib
 import hashlib
 import math
 import os
@@ -21,6 +22,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 from cachetools import LRUCache
@@ -141,7 +143,17 @@ take longer, and one may wait after all."""
 
 _STARTS_PER_PROCESSOR = 1
 
-_NUM_PROCESSORS = len(os.sched_getaffinity(0))
+
+def count_processors(limits: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    """Return how many processors this Pod may use: at most what its limit of CPU time makes."""
+    number = len(os.sched_getaffinity(0))
+    with contextlib.suppress(OSError, ValueError):  # no cgroup, or "max": no limit
+        quota, period = map(int, limits.read_text().split())
+        number = min(number, -(-quota // period))
+    return number
+
+
+_NUM_PROCESSORS = count_processors()
 
 
 _MAX_RETRY_AFTER_SECONDS = 60

@@ -394,7 +394,9 @@ class Driver:
         loop.between.checkpoints.keep = read.checkpoint.keep
         loop.ledger.trajectories.max_bytes = read.tracking.trajectories_size.num_bytes
         self._cadence.update(read)
-        schedule, sampling = self._cadence.schedule, read.rollout.sampling
+        # The ranks have planned their memory, and the head its prompts, for answers of the length at the start.
+        length = {"max_tokens": self._spec.rollout.sampling.max_tokens}
+        schedule, sampling = self._cadence.schedule, read.rollout.sampling.model_copy(update=length)
         rollout = self._spec.rollout.model_copy(update={"sampling": sampling})
         spec = self._spec.model_copy(update={"schedule": schedule, "rollout": rollout})
         if spec != self._trainer_spec:

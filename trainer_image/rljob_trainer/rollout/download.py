@@ -69,7 +69,8 @@ class SharedDownload:
         """Serve the file mapped at `data` from now on, which has no part of the announced file yet, but the version
         with the hash `base`. Return where to enter the hashes of its chunks as they are verified, and deltas."""
         file = ServedFile(data, bytearray(-(-manifest.num_bytes // CHUNK_BYTES) * HASH_BYTES), base)
-        self._current = manifest.url.rpartition("/")[2], file
+        if self._server is not None:  # else the deltas go with the download
+            self._current = manifest.url.rpartition("/")[2], file
         return file
 
     @contextlib.contextmanager

@@ -45,7 +45,8 @@ class ServedFile:
         for begin in range(start, stop, CHUNK_BYTES):
             index, place = begin // CHUNK_BYTES, slice(begin, min(begin + CHUNK_BYTES, stop))
             if index not in self.deltas and self.base_data is not None:
-                self.deltas[index] = encode(self.base_data[place], self.data[place])
+                delta = encode(self.base_data[place], chunk := self.data[place])
+                self.deltas[index] = delta if len(delta) < len(chunk) else b""  # a receiver tells them apart by this
             content = self.deltas.get(index) or self.data[place]
             yield len(content).to_bytes(LENGTH_BYTES, "little")
             yield content

@@ -228,7 +228,8 @@ class WeightStore:
             slot.base = last if last is not None and last.header == slot.header else None
             published = [*self._published, slot]
             self._published, self._spare = published[-NUM_KEPT_VERSIONS:], None
-            self._published[0].base = None  # the next version is written there
+            for old in published[:-1]:  # the next version is written to the base of these
+                old.base, old.deltas = None, {}
             for old in published[:-NUM_KEPT_VERSIONS]:
                 self._spare = old
         device, inode = slot.file.identity

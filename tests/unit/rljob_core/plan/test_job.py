@@ -151,6 +151,7 @@ def test_every_child_has_labels_owner_and_a_matching_selector(case):
         ("rewards.0.slots", 3, {"full-reward-correct", "full-head"}),
         ("rewards.0.weight", 0.5, {"full-head"}),
         ("rollout.sampling.temperature", 0.7, set()),
+        ("rollout.sampling.maxTokens", 77, {"full-head"}),
         ("rollout.maxModelLen", 4096, {"full-rollout", "full-head"}),
         ("algorithm.loss.clipHigh", 0.3, {"full-head"}),
         ("trainer.headDtype", "float32", {"full-head", "full-rollout"}),

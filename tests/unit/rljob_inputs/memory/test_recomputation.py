@@ -65,7 +65,7 @@ def test_the_least_that_fits_is_computed_again(config, trainer, expected):
         (QWEN25_7B, 80, {"gpusPerReplica": 8, "gradientCheckpointing": "full"}, (16384, "full")),
         (QWEN25_32B, 80, {"gpusPerReplica": 16}, (16384, "full")),
         (QWEN25_32B, 90, {"gpusPerReplica": 8}, (4096, "full")),
-        (QWEN25_7B, 20, {"gpusPerReplica": 8}, (16384, "full")),
+        (QWEN25_7B, 20, {"gpusPerReplica": 8}, (4096, "full")),
         (QWEN25_7B, None, {"gpusPerReplica": 8}, (16384, "full")),
         (SMOLLM2_135M, None, {"gpusPerReplica": 0}, (16384, "none")),
     ],

@@ -344,3 +344,13 @@ async def test_function_that_only_computes_gets_a_slot_per_processor(
     for number in range(2):
         submit(executor, f"last {number}")
     assert len(running(executor)) == 3, "one of them waited, and so may the others"
+
+
+@pytest.mark.parametrize(
+    ("text", "most"), [("150000 100000", 2), ("50000 100000", 1), ("max 100000", 999), (None, 999)]
+)
+def test_a_limit_of_cpu_time_bounds_the_processors(tmp_path, monkeypatch, text, most):
+    monkeypatch.setattr(module.os, "sched_getaffinity", lambda _: range(999))
+    if text is not None:
+        (tmp_path / "cpu.max").write_text(text)
+    assert module.count_processors(tmp_path / "cpu.max") == most

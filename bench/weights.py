@@ -14,8 +14,8 @@ with the copies of the same bytes, with all threads, that follow it: a machine's
     digest    of all parameters, outside of the caches, with all threads of the publisher
 
 `http` receivers download; `local` ones see the publisher's file, as under `rljob run`. With --learning-rate, a version
-is an update of the one before, by that rate in fp32, as AdamW moves a parameter at most; `bytes_over_file` is what came
-of it. Last line: one JSON object.
+is an update of the one before, by that rate in fp32, as AdamW moves a parameter at most; `bytes_over_file` is the
+share that came. Last line: one JSON object.
 """
 
 from __future__ import annotations

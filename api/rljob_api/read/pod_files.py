@@ -51,7 +51,7 @@ class JobFile:
 
     path: Path
     _spec: RLJobSpec
-    """Of the newest readable file."""
+    """The spec of the newest readable file."""
     resolve: Callable[[RLJobSpec], RLJobSpec] = lambda spec: spec
     _read: bytes = b""
 

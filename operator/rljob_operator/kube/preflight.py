@@ -75,7 +75,7 @@ def _list(holder: Any, field: str) -> list[Manifest]:
 
 
 def _read(holder: Any, *fields: str) -> Iterator[Reference]:
-    """`fields`: with a Secret, a ConfigMap and a claim, or the first of these."""
+    """`fields`: with a Secret, a ConfigMap and a claim; fewer leave out the last."""
     for kind, field in zip(_KINDS, fields, strict=False):
         source = holder.get(field) if isinstance(holder, dict) else None
         if isinstance(source, dict) and not source.get("optional"):

@@ -15,7 +15,7 @@ from rljob_trainer.weights.checksum import CHUNK_BYTES
 _MAX_CHANGED = 1 / 8
 """Share of halfwords. With more, a network is faster than the search for them."""
 _ENTRY_BYTES = 6
-"""Of a changed halfword: 4 of the gap, 2 of the difference."""
+"""A changed halfword has 4 bytes of the gap and 2 of the difference."""
 
 
 def encode(old: memoryview, new: memoryview) -> bytes:

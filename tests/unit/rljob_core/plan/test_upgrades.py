@@ -473,7 +473,7 @@ SAMPLINGS = [{"rollout": {"sampling": {"temperature": value}}} for value in (0.7
 @pytest.mark.parametrize(
     ("specs", "roles"), [(HANGS, {"head", "trainer", "rollout"}), (SAMPLINGS, {"head", "trainer"})]
 )
-def test_pods_of_an_earlier_version_that_read_a_field_once_are_replaced_when_it_changes(monkeypatch, specs, roles):
+def test_pods_that_read_a_field_once_are_replaced_when_it_changes(monkeypatch, specs, roles):
     simulation = Operated(**specs[0])
     with monkeypatch.context() as earlier:
         build = pods.record_configuration

@@ -137,7 +137,7 @@ LONG = {"maxModelLen": 16384, "sampling": {"maxTokens": 8192}}
         (QWEN25_1B5, 48, ONE_GPU, {**SHARED, "gpuMemoryUtilization": 0.99}, "rollout.gpuMemoryUtilization: 0.9 ("),
         (QWEN25_7B, 80, ON_GPUS["trainer"], {}, "trainer.microBatchTokens: 4096 ("),
         (QWEN25_7B, 80, ON_GPUS["trainer"], LONG, "trainer.gradientCheckpointing: full ("),
-        (QWEN25_32B, 80, {"gpusPerReplica": 8}, {}, "trainer.microBatchTokens: 2048 ("),
+        (QWEN25_32B, 78, {"gpusPerReplica": 8}, {}, "trainer.microBatchTokens: 2048 ("),
         (QWEN25_32B, 75, {"gpusPerReplica": 8}, {}, "trainer.lora: {rank: 32} ("),
         (QWEN25_32B, 80, ONE_GPU, SHARED, "trainer.lora: {rank: 32} ("),
         (QWEN25_32B, 48, {**ONE_GPU, "lora": {"rank": 8}}, SHARED, "a model of the size of Qwen2.5-14B ("),

@@ -29,7 +29,6 @@ from rljob_cli.check.jobfile import Finding, JobFile, Target, check_file, load, 
 from rljob_cli.check.machine import Machine
 from rljob_cli.check.memory import describe_sharing, share_machine
 from rljob_cli.check.preflight import check_objects, locate, read_trained_config
-from rljob_cli.check.scaffold import find_copy
 from rljob_cli.check.tenant_policy import load_policy
 from rljob_cli.check.verdict import describe_unused, find_policy_problems, judge, print_verdict, to_json
 from rljob_cli.exits import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED, guard
@@ -232,6 +231,8 @@ def _print_result(folder: Path, phase: str, output: str) -> None:
 def try_command(options: RunOptions) -> int:
     """Run one step of as few samples as there can be, in a folder that is removed, and show them."""
     require(find_device_extra(), "rljob try")
+    from rljob_cli.check.scaffold import find_copy  # needs modules that only Unix has, and the extra data
+
     path, claims = options.files.path, parse_claims(options.volumes)
     small = find_copy(DEFAULT_MODEL, path.parent)
     model = [f"spec.model.source={small}"] if small != DEFAULT_MODEL else []

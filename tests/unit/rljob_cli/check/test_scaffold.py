@@ -330,6 +330,19 @@ def test_own_rows_may_have_an_agent_of_ones_own(rows, tmp_path, kind):
     assert not (tmp_path / "own/data").exists(), "the rows are elsewhere"
 
 
+@pytest.mark.parametrize("kind", ["program", "environment"])
+def test_an_agent_that_rewards_the_answer_is_not_written_for_rows_without_one(rows, tmp_path, kind):
+    rows.write_text('{"question": "a", "gold": "b"}\n')
+    done = init("own", "--data", rows.name, "--agent", kind)
+    assert f"--agent {kind} rewards the answer of a row, and these rows have none; pass --answer" in done.output
+    assert (done.exit_code, (tmp_path / "own").exists()) == (2, False)
+
+
+def test_an_agent_for_rows_of_the_hub_has_no_answer_that_nobody_has_read(rows):
+    done = init("own", "--data", "hf://org/rows", "--agent", "program")
+    assert "next: rljob test-agent own/rljob.yaml --completion 'I do not know.'\n" in done.output
+
+
 def test_job_for_cpus_fits_16_gib(rows, tmp_path):
     spec = load(make("own", tmp_path / "j") / "rljob.yaml").job.spec
     assert spec.trainer.micro_batch_tokens == 2048

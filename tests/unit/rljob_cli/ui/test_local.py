@@ -56,6 +56,17 @@ def test_runs_are_listed_without_a_cluster(run):
     assert (row["namespace"], row["name"], row["step"], row["total_steps"]) == ("(here)", "sums", 2, 5)
 
 
+@pytest.mark.parametrize(("options", "code"), [([], 0), (["--kubeconfig", "config"], 1)])
+def test_runs_are_listed_with_a_cluster_that_cannot_be_asked(run, tmp_path, monkeypatch, options, code):
+    (tmp_path / "config").write_text("[")
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    done = CliRunner().invoke(app, ["ls", "-o", "json", *options])
+    assert (done.exit_code, [row["name"] for row in json.loads(done.stdout)]) == (code, ["sums"])
+    assert done.stderr.startswith("warning: no cluster: ")
+    done = CliRunner().invoke(app, ["ls", "--dir", "other", *options])
+    assert done.stdout == "no run here; `rljob init DIR` writes a job\n"
+
+
 def test_logs_of_a_run_are_those_of_its_pods(run):
     assert [line.split() for line in rljob("logs", "sums")[1].splitlines()] == [
         ["sums-head-0", "one"], ["sums-head-0", "two"], ["sums-trainer-0", "three"],

@@ -156,15 +156,16 @@ def logs(
     target: Target,
 ) -> int:
     """Print the logs of a job's Pods, merged; or of a run on this machine, one after the other."""
-    from rljob_cli.cluster.logs import Selection, print_run
     from rljob_cli.ui import local
 
-    selection = Selection(name, role, container, tail, previous)
     if folder := local.find_here(name, target):
-        return print_run(folder, selection, follow=follow)
+        if container or previous:
+            raise typer.BadParameter(f"-c and -p are of jobs in a cluster; all logs of this run are in {folder}/logs")
+        return local.print_logs(folder, role, tail, follow=follow)
     from rljob_cli.cluster import commands
+    from rljob_cli.cluster.logs import Selection
 
-    return commands.logs_command(target, selection, follow=follow)
+    return commands.logs_command(target, Selection(name, role, container, tail, previous), follow=follow)
 
 
 @command("ls")

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from rljob_api.errors import UserError
+from rljob_api.manifest.base import ObjectMeta
+from rljob_api.manifest.job import RLJob
 from rljob_api.run.folder import FILE_JOB, FILE_METRICS
 from rljob_api.run.metrics import read_metrics
 from rljob_cli.exits import EXIT_FAILED, guard
@@ -77,6 +79,20 @@ def explain_run(folder: Path, output: str) -> int:
         show(summary.build_table(found))
         show("next: " + "\n      ".join(following))
     return 0
+
+
+@guard
+def print_logs(folder: Path, role: str | None, tail: int | None, *, follow: bool) -> int:
+    from rljob_cli.cluster.logs import check_role, print_run
+    from rljob_core.children.common import child_name
+
+    files, job = "*.log", read_job(folder / FILE_JOB)[0]
+    if role and job:
+        metadata = {"namespace": _HERE, **job["metadata"]}
+        check_role(job | {"metadata": metadata}, role)
+        owner = RLJob.model_construct(metadata=ObjectMeta.model_construct(name=metadata["name"]))
+        files = f"{child_name(owner, role)}-*.log"
+    return print_run(folder, files, tail, follow=follow)
 
 
 @guard

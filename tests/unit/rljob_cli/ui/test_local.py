@@ -75,6 +75,20 @@ def test_logs_of_a_run_are_those_of_its_pods(run):
     assert (code, output.split()) == (0, ["sums-head-0", "two"])
 
 
+def test_logs_of_a_run_have_the_roles_of_its_job(run):
+    (run / "logs/sums-rollout-0.log").write_text("a\n")
+    (run / "logs/sums-reward-head-0.log").write_text("b\n")
+    (run / "job.yaml").write_text(JOB.replace("steps: 5}", "steps: 5}, rewards: [{name: a_b, judge: {}}]"))
+    (run / "logs/sums-reward-a-b-03be9-0.log").write_text("c\n")
+    assert rljob("logs", "sums", "--role", "head")[1].split() == ["sums-head-0", "one", "sums-head-0", "two"]
+    code, output = rljob("logs", "sums", "--role", "heda")
+    assert (code, "--role must be one of head, trainer, rollout, reward, reward-a_b, got heda" in output) == (2, True)
+    assert rljob("logs", "sums", "--role", "reward-a_b")[1].split() == ["sums-reward-a-b-03be9-0", "c"]
+    for option in (["-c", "vllm"], ["-p"]):
+        code, output = rljob("logs", "sums", *option)
+        assert (code, "-c and -p are of jobs in a cluster" in output) == (2, True)
+
+
 def test_top_and_explain_take_a_run(run):
     assert "2 of 5" in rljob("top", "sums")[1]
     code, output = rljob("explain", "sums")

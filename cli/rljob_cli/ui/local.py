@@ -10,6 +10,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
+from typer import BadParameter
+
 from rljob_api.errors import UserError
 from rljob_api.manifest.base import ObjectMeta
 from rljob_api.manifest.job import RLJob
@@ -39,6 +41,8 @@ def find_here(name: str, target: Target) -> Path | None:
         folder = find_run(name, RUNS).resolve()
         is_meant = not has_cluster(target) or (not target and ("/" in name or is_in_use(folder)))
         return folder if is_meant and (folder / FILE_JOB).exists() else None
+    if "/" in name and not target:
+        raise BadParameter(f"no run at {name}; `rljob ls` lists runs")
     return None
 
 

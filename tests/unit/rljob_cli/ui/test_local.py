@@ -110,6 +110,18 @@ def test_suspend_stops_a_run_in_progress_as_ctrl_c_does(run, monkeypatch):
     assert "the same `rljob run` resumes from its last checkpoint" in output
 
 
+@pytest.mark.parametrize("command", ["resume", "restart"])
+def test_run_is_resumed_by_the_command_that_started_it(run, command):
+    code, output = rljob(command, "runs/sums")
+    assert (code, "is a run on this machine; the `rljob run` that started it resumes it" in output) == (2, True)
+
+
+@pytest.mark.parametrize("command", ["logs", "top", "explain", "suspend", "resume", "restart"])
+def test_path_without_a_run_is_not_looked_for_in_a_cluster(run, command):
+    code, output = rljob(command, "runs/nope")
+    assert (code, "no run at runs/nope; `rljob ls` lists runs" in output) == (2, True)
+
+
 def test_name_means_a_job_where_there_is_a_cluster_unless_the_run_is_meant(run, monkeypatch):
     assert local.find_here("sums", Target()) == run
     assert local.find_here("sums", Target(namespace="research")) is None

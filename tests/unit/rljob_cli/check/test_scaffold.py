@@ -308,6 +308,17 @@ def test_columns_of_own_rows_are_given_or_found_by_their_usual_names(rows, tmp_p
     assert (train.prompt, train.answer, train.source) == (*columns, str(rows))
 
 
+@pytest.mark.parametrize(("of_verl", "answer"), [({"ground_truth": "d"}, "reward_model.ground_truth"), ({}, None)])
+def test_rows_of_verl_have_their_answer_in_a_column_of_objects(rows, tmp_path, of_verl, answer):
+    row = {"data_source": "x", "prompt": [{"role": "user", "content": "a"}], "reward_model": of_verl}
+    rows.write_text(f"{json.dumps(row)}\n")
+    done = init("own", "--data", rows.name)
+    assert done.exit_code == 0, done.output
+    train = load(tmp_path / "own/rljob.yaml").job.spec.data.train
+    assert (train.prompt, train.answer) == ("prompt", answer)
+    assert ('"completion": "d", "answer": "d"' in (tmp_path / "own/data/completions.jsonl").read_text()) is bool(answer)
+
+
 def test_rows_without_an_answer_have_none_in_the_job_and_a_reward_that_needs_none(rows, tmp_path):
     rows.write_text('{"text": "a", "gold": "b"}\n')
     done = init("own", "--data", rows.name, "--prompt", "text")

@@ -39,7 +39,7 @@ def find_without_counterpart(name: str) -> str | None:
 
 
 def find_ours(path: str, *, is_exact: bool = False) -> tuple[str, str] | None:
-    """Return our field for a path that ends with a name of another trainer, and what to say of it. Of several, it is
+    """Return our field for a path that ends with a name of another trainer, and its explanation. Of several, it is
     the one whose section is most like that of the path. Without `is_exact`, their name may have more words before."""
     *parents, name = path.removeprefix("spec.").split(".")
     word = _to_snake(name)

@@ -94,7 +94,7 @@ def print_logs(folder: Path, role: str | None, tail: int | None, *, follow: bool
     if role and job:
         metadata = {"namespace": _HERE, **job["metadata"]}
         check_role(job | {"metadata": metadata}, role)
-        owner = RLJob.model_construct(metadata=ObjectMeta.model_construct(name=metadata["name"]))
+        owner = RLJob.model_construct(metadata=ObjectMeta(name=metadata["name"]), spec=job["spec"])
         files = f"{child_name(owner, role)}-*.log"
     return print_run(folder, files, tail, follow=follow)
 

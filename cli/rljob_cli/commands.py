@@ -8,6 +8,7 @@ import functools
 import json
 import os
 import shlex
+import shutil
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -119,12 +120,12 @@ def shorten(job: RLJob, **evaluation: Any) -> RLJob:
     )
 
 
-def run_file(file: JobFile, folder: Path, claims: dict[str, Path], options: RunOptions) -> int:
+def run_file(file: JobFile, folder: Path, claims: dict[str, Path], options: RunOptions, *, is_kept: bool = True) -> int:
     with runfolder.lock(folder):
-        return _run_locked(file, folder, claims, options)
+        return _run_locked(file, folder, claims, options, is_kept=is_kept)
 
 
-def _run_locked(file: JobFile, folder: Path, claims: dict[str, Path], options: RunOptions) -> int:
+def _run_locked(file: JobFile, folder: Path, claims: dict[str, Path], options: RunOptions, *, is_kept: bool) -> int:
     problems: list[Problem] = []
     fresh, output = options.fresh, options.output
     machine = Machine()
@@ -178,14 +179,16 @@ def _run_locked(file: JobFile, folder: Path, claims: dict[str, Path], options: R
         file = replace(file, job=set_model(file.job, provide_model(file.start, folder, say)))
     runfolder.prepare(folder, file.job)
     phase = run_job(file.job, folder, network, claims, make_output(output, console), console)
-    try:
-        say(f"report: {write_report(folder)}")
-    except RLJobError as error:  # the run itself has its result
-        say(f"no report: {error}")
-    if phase == "Interrupted":
-        again = shlex.join(["rljob", "run", str(file.path), "--dir", str(folder.parent)])
-        say(f"to resume: {again} (with your --set and --volume, without --fresh)")
-    _print_result(folder, phase, output)
+    if is_kept:
+        console.print(f"logs: {folder / 'logs'}", soft_wrap=True, highlight=False)
+        try:
+            say(f"report: {write_report(folder)}")
+        except RLJobError as error:  # the run itself has its result
+            say(f"no report: {error}")
+        if phase == "Interrupted":
+            again = shlex.join(["rljob", "run", str(file.path), "--dir", str(folder.parent)])
+            say(f"to resume: {again} (with your --set and --volume, without --fresh)")
+        _print_result(folder, phase, output)
     return {"Succeeded": 0, "Interrupted": EXIT_INTERRUPTED}.get(phase, EXIT_FAILED)
 
 
@@ -229,7 +232,7 @@ def _print_result(folder: Path, phase: str, output: str) -> None:
 
 @guard
 def try_command(options: RunOptions) -> int:
-    """Run one step of as few samples as there can be, in a folder that is removed, and show them."""
+    """Run one step of as few samples as there can be, and show them. The folder stays only if that failed."""
     require(find_device_extra(), "rljob try")
     from rljob_cli.check.scaffold import find_copy  # needs modules that only Unix has, and the extra data
 
@@ -239,12 +242,22 @@ def try_command(options: RunOptions) -> int:
     file = load_partial(path, [*model, *(options.overrides or [])])
     say(f"tries {path} with {file.job.spec.model.source}")
     file = replace(file, job=shorten(file.job.with_spec(data=file.job.spec.data.model_copy(update={"eval": None}))))
-    with tempfile.TemporaryDirectory(prefix="rljob-try-") as scratch:
-        folder = Path(scratch).resolve() / file.job.metadata.name
-        code = run_file(file, folder, claims, options)
-        for row in read_rows(folder / TRAJECTORIES, Query(lane="train")):
+    scratch, code = Path(tempfile.mkdtemp(prefix="rljob-try-")).resolve(), 0
+    folder = scratch / file.job.metadata.name
+    try:
+        code = run_file(file, folder, claims, options, is_kept=False)
+        rows = list(read_rows(folder / TRAJECTORIES, Query(lane="train")))
+        for row in rows:
             show(build_conversation(row, full=False, tokens=True))
-    show(LEGEND)
+        show(LEGEND)
+        if code == 0 and rows and all(row.score is None for row in rows):
+            say("all samples are invalid: the reward, or the agent, works for none of them")
+            code = EXIT_FAILED
+    finally:
+        if code == EXIT_FAILED:
+            say(f"kept: {folder}, with its logs")
+        else:
+            shutil.rmtree(scratch, ignore_errors=True)
     return code
 
 

@@ -97,15 +97,16 @@ def find_intended_field(root: type[Spec], location: Location) -> Location | None
     known = field_names(type_at(root, location[:-1]))
     if not known or location[-1] in known:
         return None
-    near = _nearest(_camel(location[-1]), known)
+    near = _nearest_field(_camel(location[-1]), known)
     return (*location[:-1], near) if near else _find_elsewhere(root, location)
 
 
 def _find_elsewhere(root: type[Spec], location: Location) -> Location | None:
-    """Return the nearest field of the name: that which has most of its path in common."""
+    """Return the nearest field of the name: that which has most of its path in common; None if several have."""
     name = _camel(location[-1])
     found = [path for path in all_paths(root) if path[-1] == name and path[0] == "spec"]
-    return max(found, key=lambda path: sum(map(eq, path, location)), default=None)
+    common = [sum(map(eq, path, location)) for path in found]
+    return found[common.index(max(common))] if common and common.count(max(common)) == 1 else None
 
 
 def _camel(key: str | int) -> str:
@@ -115,15 +116,23 @@ def _camel(key: str | int) -> str:
 def _describe_unknown(root: type[Spec], location: Location) -> str:
     known = field_names(type_at(root, location[:-1]))
     camel = _camel(location[-1])
-    near = _nearest(camel, known)
-    differs_in_case_only = near is not None and near.lower() == camel.lower()
+    near = _nearest_field(camel, known)
+    is_meant = near is not None and (near.lower() == camel.lower() or camel in _NAMES_OF_SOURCE)
     elsewhere = _find_elsewhere(root, location)
-    if elsewhere and not differs_in_case_only:
+    if elsewhere and not is_meant:
         return f"is unknown here; {camel} belongs in {format_path(elsewhere[:-1])}"
     if near:
         return f"is unknown; did you mean {near}?"
     more = ", ..." if len(known) > _MAX_LISTED else ""
     return f"is unknown; known fields are {', '.join(known[:_MAX_LISTED])}{more}"
+
+
+def _nearest_field(word: str, known: list[str]) -> str | None:
+    return "source" if word in _NAMES_OF_SOURCE and "source" in known else _nearest(word, known)
+
+
+_NAMES_OF_SOURCE = ("id", "name", "path")
+"""Where models and data have a source."""
 
 
 def _nearest(word: str, choices: list[str]) -> str | None:

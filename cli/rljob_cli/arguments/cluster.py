@@ -37,6 +37,16 @@ _NameArgument = Annotated[
         metavar="NAME", help="An RLJob in the cluster, or a run on this machine.", autocompletion=complete_jobs
     ),
 ]
+_JobArgument = Annotated[
+    str, typer.Argument(metavar="NAME", help="An RLJob in the cluster.", autocompletion=complete_jobs)
+]
+
+
+def _refuse_run(name: str, target: Target) -> None:
+    from rljob_cli.ui import local
+
+    if folder := local.find_here(name, target):
+        raise typer.BadParameter(f"{folder} is a run on this machine; the `rljob run` that started it resumes it")
 
 
 @command()
@@ -68,12 +78,13 @@ def suspend(
 @command()
 def resume(
     *,
-    name: _NameArgument,
+    name: _JobArgument,
     retry: Annotated[bool, typer.Option("--retry", help="A failed job, too.")] = False,
     target: Target,
     output: OutputOption = "text",
 ) -> int:
     """Resume a suspended job, or with --retry a failed one, from its last checkpoint."""
+    _refuse_run(name, target)
     from rljob_cli.cluster import commands
 
     return commands.control_command(target, "retry" if retry else "resume", name, output)
@@ -82,7 +93,7 @@ def resume(
 @command()
 def restart(
     *,
-    name: _NameArgument,
+    name: _JobArgument,
     roles: Annotated[
         list[str] | None,
         typer.Option(
@@ -96,6 +107,7 @@ def restart(
     output: OutputOption = "text",
 ) -> int:
     """Replace a job's Pods, as the operator builds them now; training resumes from its last checkpoint."""
+    _refuse_run(name, target)
     from rljob_cli.cluster import commands
 
     return commands.restart_command(target, name, roles or [], force=force, output=output)
@@ -156,15 +168,16 @@ def logs(
     target: Target,
 ) -> int:
     """Print the logs of a job's Pods, merged; or of a run on this machine, one after the other."""
-    from rljob_cli.cluster.logs import Selection, print_run
     from rljob_cli.ui import local
 
-    selection = Selection(name, role, container, tail, previous)
     if folder := local.find_here(name, target):
-        return print_run(folder, selection, follow=follow)
+        if container or previous:
+            raise typer.BadParameter(f"-c and -p are of jobs in a cluster; all logs of this run are in {folder}/logs")
+        return local.print_logs(folder, role, tail, follow=follow)
     from rljob_cli.cluster import commands
+    from rljob_cli.cluster.logs import Selection
 
-    return commands.logs_command(target, selection, follow=follow)
+    return commands.logs_command(target, Selection(name, role, container, tail, previous), follow=follow)
 
 
 @command("ls")

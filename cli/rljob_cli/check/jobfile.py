@@ -24,7 +24,7 @@ from rljob_api.read.load import InvalidManifestError, is_other_object, read_mani
 from rljob_cli.check import template_file
 from rljob_cli.check.job_source import FIELD, StartModel, find_start_model
 from rljob_cli.check.other_objects import find_object_problems, inline_config_maps
-from rljob_cli.check.peer_settings import explain_name
+from rljob_cli.check.peer_settings import count_common, explain_name, find_ours
 from rljob_cli.check.template_file import inline_template
 from rljob_cli.output import say
 from rljob_inputs.hub import read_source
@@ -267,11 +267,17 @@ _FREE_FORM = ("args", "env", "factoryArgs", "kwargs", "metadata", "template")
 
 def _explain_unknown(problem: Problem) -> Problem:
     """Return a problem that names our field for a name of another trainer."""
+    path, elsewhere = problem.path, problem.message.partition(" belongs in spec")[2]
+    if problem.message.startswith("is unknown here;"):  # a name that is also ours
+        found = find_ours(path, is_exact=True)
+        if found and count_common(path, found[0]) >= count_common(path, elsewhere.removeprefix(".")):
+            return replace(problem, message=f"is unknown; {found[1]}")
+        return problem
     near = problem.message.partition("is unknown; did you mean ")[2]
-    name = str((parse_path(problem.path) or [""])[-1])
+    name = str((parse_path(path) or [""])[-1])
     if not problem.message.startswith("is unknown;") or near.lower() == f"{name.replace('_', '').lower()}?":
         return problem  # a name of ours, in another case
-    meant = explain_name(name)
+    meant = explain_name(path)
     return replace(problem, message=f"is unknown; {meant}") if meant else problem
 
 

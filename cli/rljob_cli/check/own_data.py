@@ -25,7 +25,8 @@ from rljob_inputs.hub import read_source
 from rljob_inputs.machine.bounded import bounded
 
 _PROMPT_COLUMNS = ("prompt", "question", "problem", "messages", "conversations", "instruction", "input", "query")
-_ANSWER_COLUMNS = ("answer", "ground_truth", "solution", "label", "output", "response", "target")
+_OF_VERL = "reward_model.ground_truth"
+_ANSWER_COLUMNS = ("answer", "ground_truth", "solution", "label", "output", "response", "target", _OF_VERL)
 _MAX_HELD_OUT = 64
 _HELD_OUT_SHARE = 10
 """One row of so many is held out."""
@@ -87,7 +88,8 @@ def _read_first(source: str) -> list[Row]:
 
 
 def _choose_columns(data: OwnData, row: Row) -> TrainSource:
-    columns = list(row.values)
+    columns, of_verl = list(row.values), row.values.get("reward_model")
+    columns += [_OF_VERL] if isinstance(of_verl, dict) and "ground_truth" in of_verl else []
     prompt = _choose(data.prompt, _PROMPT_COLUMNS, columns, "--prompt")
     is_known = data.answer or any(name in columns for name in _ANSWER_COLUMNS)
     answer = _choose(data.answer, _ANSWER_COLUMNS, columns, "--answer") if is_known else None

@@ -121,8 +121,10 @@ def write_scaffold(directory: Path, options: Options, output: str) -> int:
     own = describe_own(data, directory) if data else None
     values |= own.values if own else _OWN_ROWS
     if parts := _find_parts(task):
-        known = json.loads(own.completions.partition("\n")[0])["answer"] if own and own.completions else None
-        answers = parts.answers if own is None else ("I do not know.", str(known))
+        if own and not own.values["accuracy"]:
+            raise UserError(f"--agent {TASKS[task].agent} rewards {_NEEDS_ANSWERS}")
+        known = [json.loads(line)["answer"] for line in own.completions.splitlines()[:1]] if own else []
+        answers = ("I do not know.", *map(str, known)) if own else parts.answers
         values["answers"] = " ".join(f"--completion {shlex.quote(answer)}" for answer in answers)
     values["model"] = _place_model(options.model, directory) or (
         choose_model(devices, lambda model: build_job(task, values | {"model": model}, devices))
@@ -181,6 +183,7 @@ _OWN_ROWS = {
 }
 """Placeholders of the tasks that bring their data."""
 _ADD_AGENT = "for other data, write a job without it and add spec.agent, as docs/agents.md shows"
+_NEEDS_ANSWERS = "the answer of a row, and these rows have none; pass --answer COLUMN, or leave out --data"
 _NEEDS_DATA = "the task own needs --data FILE; --list-tasks shows the tasks that bring their data"
 
 

@@ -136,7 +136,7 @@ async def connect(target: Target) -> AsyncIterator[Cluster]:
         is_clear = isinstance(error, ConfigException | OSError | UserError)
         unclear = f"the kubeconfig cannot be read: {' '.join(str(error).split())[:200]}"
         reason = str(error).rstrip(".") if is_clear else unclear
-        remedy = "pass --kubeconfig or --context, or set KUBECONFIG; `rljob ls` lists runs on this machine"
+        remedy = "pass --kubeconfig or --context, or set KUBECONFIG"
         raise ClusterError(f"no cluster: {reason}; {remedy}") from None
     try:
         yield Cluster(api, target.namespace or namespace)

@@ -142,14 +142,14 @@ def _to_utc(stamp: str) -> str:
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S") + fraction
 
 
-def print_run(folder: Path, selection: Selection, *, follow: bool) -> int:
-    """Print the logs of a run's folder, and with `follow` what is added until the run ends."""
+def print_run(folder: Path, files: str, tail: int | None, *, follow: bool) -> int:
+    """Print the logs of a run's folder that a pattern matches, and with `follow` what is added until the run ends."""
     printer, known = make_printer(), dict[Path, int]()
     while True:
         is_last = not follow or not is_in_use(folder)
-        for file in sorted((folder / "logs").glob(f"*-{selection.role or ''}*.log")):
+        for file in sorted((folder / "logs").glob(files)):
             lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-            first = known.get(file, 0 if selection.tail is None else max(0, len(lines) - selection.tail))
+            first = known.get(file, 0 if tail is None else max(0, len(lines) - tail))
             for line in lines[first:]:
                 printer.print(Line("", file.stem, line))
             known[file] = len(lines)

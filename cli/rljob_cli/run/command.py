@@ -309,5 +309,4 @@ def run_job(
     finally:
         output.close()
     print_summary(console, run.write_summary(read_metrics(folder / FILE_METRICS)))
-    console.print(f"logs: {folder / 'logs'}", soft_wrap=True, highlight=False)
     return phase

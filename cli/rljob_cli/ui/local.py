@@ -10,12 +10,16 @@ import signal
 from pathlib import Path
 from typing import Any
 
+from typer import BadParameter
+
 from rljob_api.errors import UserError
+from rljob_api.manifest.base import ObjectMeta
+from rljob_api.manifest.job import RLJob
 from rljob_api.run.folder import FILE_JOB, FILE_METRICS
 from rljob_api.run.metrics import read_metrics
-from rljob_cli.exits import guard
+from rljob_cli.exits import EXIT_FAILED, guard
 from rljob_cli.options import RUNS, Target
-from rljob_cli.output import print_json
+from rljob_cli.output import print_json, say
 from rljob_cli.report.collect import read_job, read_summary
 from rljob_cli.run import summary
 from rljob_cli.run.runfolder import find_process, is_in_use
@@ -37,6 +41,8 @@ def find_here(name: str, target: Target) -> Path | None:
         folder = find_run(name, RUNS).resolve()
         is_meant = not has_cluster(target) or (not target and ("/" in name or is_in_use(folder)))
         return folder if is_meant and (folder / FILE_JOB).exists() else None
+    if "/" in name and not target:
+        raise BadParameter(f"no run at {name}; `rljob ls` lists runs")
     return None
 
 
@@ -44,18 +50,25 @@ def find_here(name: str, target: Target) -> Path | None:
 def list_command(target: Target, directory: Path, *, everywhere: bool, output: str) -> int:
     found = [describe(run.name, run, read_metrics(run / FILE_METRICS)) for run in list_runs(directory)]
     rows: list[list[Any]] = [[_HERE, run.name, run.phase, run.step, run.total_steps, run.reward, ""] for run in found]
+    is_unknown = False
     if has_cluster(target):
+        from rljob_cli.cluster.client import ClusterError
         from rljob_cli.cluster.commands import list_jobs
 
-        rows += [[getattr(job, field) for field in _FIELDS] for job in list_jobs(target, everywhere)]
+        try:
+            rows += [[getattr(job, field) for field in _FIELDS] for job in list_jobs(target, everywhere)]
+        except ClusterError as error:
+            is_unknown = True
+            say(f"warning: {error}")
     if output == "json":
         print_json([dict(zip(_FIELDS, row, strict=True)) for row in rows])
     else:
         header = [Column(name, is_text=True, least=100) for name in ("NAMESPACE", "NAME")]
         shown = [[*row[:3], f"{row[3]}/{row[4]}", summary.show_number(row[5]), row[6]] for row in rows]
         table = build_table([*header, "PHASE", "STEP", "REWARD", "WAITS FOR"], shown)
-        show(table if rows else "no run here, and no job in a cluster; `rljob init DIR` writes a job")
-    return 0
+        jobs = "" if is_unknown else ", and no job in a cluster"
+        show(table if rows else f"no run here{jobs}; `rljob init DIR` writes a job")
+    return EXIT_FAILED if is_unknown and target else 0
 
 
 @guard
@@ -70,6 +83,20 @@ def explain_run(folder: Path, output: str) -> int:
         show(summary.build_table(found))
         show("next: " + "\n      ".join(following))
     return 0
+
+
+@guard
+def print_logs(folder: Path, role: str | None, tail: int | None, *, follow: bool) -> int:
+    from rljob_cli.cluster.logs import check_role, print_run
+    from rljob_core.children.common import child_name
+
+    files, job = "*.log", read_job(folder / FILE_JOB)[0]
+    if role and job:
+        metadata = {"namespace": _HERE, **job["metadata"]}
+        check_role(job | {"metadata": metadata}, role)
+        owner = RLJob.model_construct(metadata=ObjectMeta(name=metadata["name"]), spec=job["spec"])
+        files = f"{child_name(owner, role)}-*.log"
+    return print_run(folder, files, tail, follow=follow)
 
 
 @guard

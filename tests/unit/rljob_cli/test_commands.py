@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NoReturn
 
 import pytest
@@ -83,3 +84,28 @@ def test_plan_in_json_has_a_remedy_for_what_does_not_fit_alone(tmp_path: Path, g
     needs = json.loads(done.stdout)["files"][0]["needs"]
     assert all((need["remedy"] is not None) == (need["fits"] is False) for need in needs)
     assert {need["fits"] for need in needs if need["role"] == "trainer" and need["resource"] == "gpu"} == {fits}
+
+
+@pytest.mark.parametrize(
+    ("phase", "scores", "code"), [(0, [None, None], 1), (0, [None, 1.0], 0), (1, [], 1), (130, [], 130)]
+)
+def test_try_fails_and_keeps_its_folder_if_all_samples_are_invalid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: int, scores: list[float | None], code: int
+) -> None:
+    folders: list[Path] = []
+
+    def run_file(file: JobFile, folder: Path, *_: object, is_kept: bool) -> int:
+        assert not is_kept, "no path of the folder is printed"
+        folder.mkdir()
+        folders.append(folder)
+        return phase
+
+    monkeypatch.setattr(commands, "run_file", run_file)
+    monkeypatch.setattr(commands, "read_rows", lambda *_: [SimpleNamespace(score=score) for score in scores])
+    monkeypatch.setattr(commands, "build_conversation", lambda row, **_: "")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    done = CliRunner().invoke(app, ["try", str(write_job(tmp_path, {}))])
+    assert done.exit_code == code
+    assert ("all samples are invalid" in done.stderr) is (scores == [None, None])
+    assert (f"kept: {folders[0]}, with its logs" in done.stderr) is (code == 1)
+    assert folders[0].exists() is (code == 1)

@@ -21,6 +21,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from pydantic import TypeAdapter
+
 from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
 from rljob_api.read.pod_files import load_job_file
@@ -254,7 +256,7 @@ class Trackers:
         await asyncio.gather(*(asyncio.to_thread(delivery.close, ends_at) for delivery in self._deliveries))
         missed = {each.name: found for each in self._deliveries if (found := [*filter(None, each.missed)])}
         if self._run_dir is not None and missed:
-            known = _read_missed(self._run_dir)
+            known = _read_missed(self._run_dir) or {}
             _write_missed(self._run_dir, known | {name: known.get(name, []) + keys for name, keys in missed.items()})
 
     def _submit(self, send: Callable[[Tracker], None], key: str = "") -> None:
@@ -269,13 +271,14 @@ def name_record(record: AnyRecord) -> str:
     return f"{name_series(record)} {record.step}"
 
 
-def _read_missed(run_dir: Path) -> dict[str, list[str]]:
-    """Return the names of the records that each tracker missed; empty if there is no such file, or it is damaged."""
+def _read_missed(run_dir: Path) -> dict[str, list[str]] | None:
+    """Return the names of the records that each tracker missed; None if the file is damaged."""
     try:
-        found: dict[str, list[str]] = json.loads((run_dir / _FILE_MISSED).read_text())
-    except (OSError, ValueError):
+        return TypeAdapter(dict[str, list[str]]).validate_json((run_dir / _FILE_MISSED).read_bytes())
+    except FileNotFoundError:
         return {}
-    return found
+    except (OSError, ValueError):
+        return None
 
 
 def _write_missed(run_dir: Path, missed: Mapping[str, Sequence[str]]) -> None:
@@ -290,6 +293,9 @@ def send_missed(run_dir: Path) -> Iterator[str]:
     job = load_job_file(run_dir / FILE_JOB)
     records = {name_record(each): each for each in read_metrics(run_dir / FILE_METRICS).records}
     missed, connects = _read_missed(run_dir), find_trackers(job, run_dir)
+    if not missed:
+        yield "trackers missed nothing" if missed == {} else f"{run_dir / _FILE_MISSED} is damaged; nothing is sent"
+        return
     for name, keys in list(missed.items()):
         found = [records[key] for key in dict.fromkeys(keys) if key in records]
         try:

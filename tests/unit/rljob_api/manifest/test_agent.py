@@ -28,6 +28,8 @@ GYM: dict[str, Any] = {"framework": "gymnasium", "id": "Blackjack-v1", "packages
         *((each, True) for each in ("numpy", "math-verify==0.8.0", "verl[math] >= 0.9; python_version < '4'")),
         *((each, True) for each in ("trl @ git+https://h/trl", "git+https://h/x", "openai>=2,<3")),
         *((each, False) for each in ("pip install numpy", "-r more.txt", "numpy 2.0")),
+        *((each, True) for each in ("a===1", "a (>=1)", "a!=1 ", "a @ https://h/x?t=b=", 'a>2;python_version<"4"')),
+        *((each, False) for each in ("numpy=1.0", "numpy>=", "numpy >= ", "numpy==", "numpy>=1,<")),
     ],
 )
 def test_requirement_is_one_line_of_a_requirements_file(requirement, is_valid):

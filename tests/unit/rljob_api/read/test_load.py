@@ -53,8 +53,11 @@ ADDED = [
      "log-probs cover fewer tokens than the trainer's, got 20; remove it; evaluation.sampling may have it"),
     ("rollout: {replica: 2}", "spec.rollout.replica is unknown; did you mean replicas?"),
     ("trainer: {gpus_per_replica: 2}", "spec.trainer.gpus_per_replica is unknown; did you mean gpusPerReplica?"),
-    ("trainer: {learningRate: 1}", "spec.trainer.learningRate is unknown here; "
-     "learningRate belongs in spec.algorithm.optimizer"),
+    ("trainer: {groupSize: 1}", "spec.trainer.groupSize is unknown here; groupSize belongs in spec.algorithm"),
+    ("algorithm: {persona: x}", "spec.algorithm.persona is unknown here; persona belongs in spec.agent.user.model"),
+    ("algorithm: {learningRate: 1}", "spec.algorithm.learningRate is unknown; known fields are type, groupSize, loss, "
+     "advantages, kl, entropyCoefficient, correction, truncated, dynamicSampling, zeroStdThreshold, optimizer, "
+     "turnRewards, ..."),
     ("checkpoint: {xyz: 1}", "spec.checkpoint.xyz is unknown; known fields are persistentVolumeClaim, storage, "
      "everySteps, keep, asynchronous, exportPolicy, export"),
     ("checkpoint: {exportPolicy: false}",

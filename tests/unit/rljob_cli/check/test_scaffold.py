@@ -308,6 +308,17 @@ def test_columns_of_own_rows_are_given_or_found_by_their_usual_names(rows, tmp_p
     assert (train.prompt, train.answer, train.source) == (*columns, str(rows))
 
 
+@pytest.mark.parametrize(("of_verl", "answer"), [({"ground_truth": "d"}, "reward_model.ground_truth"), ({}, None)])
+def test_rows_of_verl_have_their_answer_in_a_column_of_objects(rows, tmp_path, of_verl, answer):
+    row = {"data_source": "x", "prompt": [{"role": "user", "content": "a"}], "reward_model": of_verl}
+    rows.write_text(f"{json.dumps(row)}\n")
+    done = init("own", "--data", rows.name)
+    assert done.exit_code == 0, done.output
+    train = load(tmp_path / "own/rljob.yaml").job.spec.data.train
+    assert (train.prompt, train.answer) == ("prompt", answer)
+    assert ('"completion": "d", "answer": "d"' in (tmp_path / "own/data/completions.jsonl").read_text()) is bool(answer)
+
+
 def test_rows_without_an_answer_have_none_in_the_job_and_a_reward_that_needs_none(rows, tmp_path):
     rows.write_text('{"text": "a", "gold": "b"}\n')
     done = init("own", "--data", rows.name, "--prompt", "text")
@@ -328,6 +339,19 @@ def test_own_rows_may_have_an_agent_of_ones_own(rows, tmp_path, kind):
     spec = load(tmp_path / "own/rljob.yaml").job.spec
     assert (spec.agent.type, spec.data.train.source, spec.data.template) == (kind, str(rows), "{prompt}")
     assert not (tmp_path / "own/data").exists(), "the rows are elsewhere"
+
+
+@pytest.mark.parametrize("kind", ["program", "environment"])
+def test_an_agent_that_rewards_the_answer_is_not_written_for_rows_without_one(rows, tmp_path, kind):
+    rows.write_text('{"question": "a", "gold": "b"}\n')
+    done = init("own", "--data", rows.name, "--agent", kind)
+    assert f"--agent {kind} rewards the answer of a row, and these rows have none; pass --answer" in done.output
+    assert (done.exit_code, (tmp_path / "own").exists()) == (2, False)
+
+
+def test_an_agent_for_rows_of_the_hub_has_no_answer_that_nobody_has_read(rows):
+    done = init("own", "--data", "hf://org/rows", "--agent", "program")
+    assert "next: rljob test-agent own/rljob.yaml --completion 'I do not know.'\n" in done.output
 
 
 def test_job_for_cpus_fits_16_gib(rows, tmp_path):

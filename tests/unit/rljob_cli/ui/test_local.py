@@ -56,12 +56,37 @@ def test_runs_are_listed_without_a_cluster(run):
     assert (row["namespace"], row["name"], row["step"], row["total_steps"]) == ("(here)", "sums", 2, 5)
 
 
+@pytest.mark.parametrize(("options", "code"), [([], 0), (["--kubeconfig", "config"], 1)])
+def test_runs_are_listed_with_a_cluster_that_cannot_be_asked(run, tmp_path, monkeypatch, options, code):
+    (tmp_path / "config").write_text("[")
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    done = CliRunner().invoke(app, ["ls", "-o", "json", *options])
+    assert (done.exit_code, [row["name"] for row in json.loads(done.stdout)]) == (code, ["sums"])
+    assert done.stderr.startswith("warning: no cluster: ")
+    done = CliRunner().invoke(app, ["ls", "--dir", "other", *options])
+    assert done.stdout == "no run here; `rljob init DIR` writes a job\n"
+
+
 def test_logs_of_a_run_are_those_of_its_pods(run):
     assert [line.split() for line in rljob("logs", "sums")[1].splitlines()] == [
         ["sums-head-0", "one"], ["sums-head-0", "two"], ["sums-trainer-0", "three"],
     ]  # fmt: skip
     code, output = rljob("logs", "sums", "--role", "head", "--tail", "1")
     assert (code, output.split()) == (0, ["sums-head-0", "two"])
+
+
+def test_logs_of_a_run_have_the_roles_of_its_job(run):
+    (run / "logs/sums-rollout-0.log").write_text("a\n")
+    (run / "logs/sums-reward-head-0.log").write_text("b\n")
+    (run / "job.yaml").write_text(JOB.replace("steps: 5}", "steps: 5}, rewards: [{name: a_b, judge: {}}]"))
+    (run / "logs/sums-reward-a-b-03be9-0.log").write_text("c\n")
+    assert rljob("logs", "sums", "--role", "head")[1].split() == ["sums-head-0", "one", "sums-head-0", "two"]
+    code, output = rljob("logs", "sums", "--role", "heda")
+    assert (code, "--role must be one of head, trainer, rollout, reward, reward-a_b, got heda" in output) == (2, True)
+    assert rljob("logs", "sums", "--role", "reward-a_b")[1].split() == ["sums-reward-a-b-03be9-0", "c"]
+    for option in (["-c", "vllm"], ["-p"]):
+        code, output = rljob("logs", "sums", *option)
+        assert (code, "-c and -p are of jobs in a cluster" in output) == (2, True)
 
 
 def test_top_and_explain_take_a_run(run):
@@ -83,6 +108,18 @@ def test_suspend_stops_a_run_in_progress_as_ctrl_c_does(run, monkeypatch):
     code, output = rljob("suspend", "sums")
     assert (code, killed) == (0, [(7, signal.SIGINT)])
     assert "the same `rljob run` resumes from its last checkpoint" in output
+
+
+@pytest.mark.parametrize("command", ["resume", "restart"])
+def test_run_is_resumed_by_the_command_that_started_it(run, command):
+    code, output = rljob(command, "runs/sums")
+    assert (code, "is a run on this machine; the `rljob run` that started it resumes it" in output) == (2, True)
+
+
+@pytest.mark.parametrize("command", ["logs", "top", "explain", "suspend", "resume", "restart"])
+def test_path_without_a_run_is_not_looked_for_in_a_cluster(run, command):
+    code, output = rljob(command, "runs/nope")
+    assert (code, "no run at runs/nope; `rljob ls` lists runs" in output) == (2, True)
 
 
 def test_name_means_a_job_where_there_is_a_cluster_unless_the_run_is_meant(run, monkeypatch):

@@ -164,7 +164,12 @@ async def test_what_a_tracker_missed_is_kept_and_sent_later(tmp_path, monkeypatc
     monkeypatch.setattr(tracking, "find_trackers", lambda job, run_dir: {"wandb": lambda: recording})
     assert list(send_missed(tmp_path)) == ["wandb: 2 records were sent"]
     assert [(record.step, record.numbers["reward"]) for record in recording.records] == [(1, 0.5), (2, 0.5)]
-    assert list(send_missed(tmp_path)) == [], "nothing is sent twice"
+    assert list(send_missed(tmp_path)) == ["trackers missed nothing"], "nothing is sent twice"
+    (file := tmp_path / "missed-records.json").unlink()
+    assert list(send_missed(tmp_path)) == ["trackers missed nothing"]
+    for damaged in ("{", "[]", '{"wandb": 1}'):
+        file.write_text(damaged)
+        assert list(send_missed(tmp_path)) == [f"{file} is damaged; nothing is sent"], damaged
 
 
 async def test_the_address_of_a_run_is_known():

@@ -1,9 +1,9 @@
 """The roles (head, trainer, rollout, reward): resources, node pool, Pod template, and role-specific settings."""
 
 from datetime import timedelta
-from typing import Annotated, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from rljob_api.manifest.base import (
     DEVICE_PATTERN,
@@ -250,6 +250,11 @@ class TrainerRole(Role):
     def num_ranks(self) -> int:
         """World size of the trainer: one rank per GPU, or per Pod without GPUs."""
         return self.replicas * max(1, self.gpus_per_replica)
+
+    # Jobs of 4f444b1d and before store 16384, their default: digests leave it out, as their operators' did.
+    _changed_defaults: dict[str, Any] = PrivateAttr(
+        default_factory=lambda: {"micro_batch_tokens": _MAX_MICRO_BATCH_TOKENS}
+    )
 
     @property
     def largest_micro_batch(self) -> int:

@@ -24,7 +24,7 @@ SETTINGS = (f"spec.schedule.steps={NUM_STEPS}", "spec.schedule.type=synchronous"
 # Python imports this module at the start of each process of the trainer's Pod.
 HIDE_FOLDER = """
 from pathlib import Path
-from rljob_trainer.run_folder.file_facts import RunFolder
+from rljob_trainer.run_folder.client import RunFolder
 
 def is_visible(self):
     Path({marker!r}).touch()

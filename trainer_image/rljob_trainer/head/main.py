@@ -54,11 +54,12 @@ async def _run_until_signalled(environment: Environment) -> None:
 
     reports: list[str] = []
 
-    def describe_stop() -> str:
-        return "; ".join([_STOPPED, *(reports or ["it did not end in time"])])
+    def end_stopped() -> ExitCode:
+        message = "; ".join([_STOPPED, *(reports or ["it did not end in time"])])
+        return end_program(message, ExitCode.INFRASTRUCTURE)
 
     def stop() -> None:
-        force_exit_after(_STOP_SHARE * environment.grace_seconds, describe_stop, ExitCode.INFRASTRUCTURE)
+        force_exit_after(_STOP_SHARE * environment.grace_seconds, end_stopped)
         task.cancel()
 
     def install_handlers() -> None:
@@ -70,17 +71,17 @@ async def _run_until_signalled(environment: Environment) -> None:
     try:
         await task
     except asyncio.CancelledError:
-        force_exit_after(_FAIL_SECONDS, describe_stop, ExitCode.INFRASTRUCTURE)
+        force_exit_after(_FAIL_SECONDS, end_stopped)
         raise TransientError("; ".join([_STOPPED, *reports])) from None
     except Exception as error:
         message, code = explain_end(error)
-        force_exit_after(_FAIL_SECONDS, lambda: message, code)
+        force_exit_after(_FAIL_SECONDS, lambda: end_program(message, code))
         raise
 
 
-def force_exit_after(seconds: float, describe: Callable[[], str], code: ExitCode) -> None:
-    """Exit after `seconds` with the termination message of then, unless the process ends before."""
-    timer = threading.Timer(seconds, lambda: os._exit(end_program(describe(), code)))
+def force_exit_after(seconds: float, end: Callable[[], int]) -> None:
+    """Exit after `seconds` with the code that `end` returns then, unless the process ends before."""
+    timer = threading.Timer(seconds, lambda: os._exit(end()))
     timer.daemon = True
     timer.start()
 
@@ -103,9 +104,7 @@ def main() -> int:
             log.exception("unexpected error")
         return end_program(*explain_end(error))
     # A tracker's client may wait for its server, and trainers keep their GPUs while the head lives.
-    timer = threading.Timer(_FAIL_SECONDS, os._exit, [int(ExitCode.SUCCEEDED)])
-    timer.daemon = True
-    timer.start()
+    force_exit_after(_FAIL_SECONDS, lambda: ExitCode.SUCCEEDED)
     return ExitCode.SUCCEEDED
 
 

@@ -36,7 +36,11 @@ class FakeTrainer:
         self.harness, self.generation, self.weight = harness, generation, weight
         self.alive = True
         self.is_free = False
-        self.choices = TrainerChoices(recomputation="none", weight_transfer="file")
+        self.choices = TrainerChoices(
+            recomputation="none",
+            micro_batch_tokens=harness.job.spec.trainer.largest_micro_batch,
+            weight_transfer="file",
+        )
         self._pending = []
 
     def _live(self, what):

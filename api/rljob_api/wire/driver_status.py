@@ -224,6 +224,8 @@ class TrainerChoices(Wire):
 
     recomputation: Word = ""
     """What the backward pass computes again (trainer.gradientCheckpointing): none, selective or full."""
+    micro_batch_tokens: Count = 0
+    """The most tokens of a micro-batch (trainer.microBatchTokens)."""
     compiled: bool = False
     """Whether decoder layers run compiled (trainer.compile)."""
     weight_transfer: Word = ""

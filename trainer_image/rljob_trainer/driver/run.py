@@ -312,7 +312,7 @@ class Driver:
                 self._algorithm,
                 trainer,
                 ledger.clock.training,
-                full_tokens=spec.trainer.largest_micro_batch * spec.trainer.num_ranks,
+                full_tokens=trainer.choices.micro_batch_tokens * spec.trainer.num_ranks,
             ),
             publisher=Publisher(
                 trainer,

@@ -258,10 +258,11 @@ class RankProcess:
         self._transport, why_file = build_transport(self.policy, self.address)
         choices = TrainerChoices(
             recomputation=self.policy.plan.recomputation,
+            micro_batch_tokens=self.policy.plan.micro_batch_tokens,
             compiled=self.policy.is_compiled,
             weight_transfer=self._transport.kind,
         )
-        return RankFacts(self.policy.layout, choices, self.policy.plan.micro_batch_tokens, why_file)
+        return RankFacts(self.policy.layout, choices, why_file)
 
     @typed_errors
     def inspect(self, part: RankRows) -> RowFacts:

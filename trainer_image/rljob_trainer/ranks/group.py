@@ -118,7 +118,7 @@ class TrainerGroup:
         for an outage to end, for which no rank is to blame."""
         self._job, self._generation, self._ranks, self._nodes = job, generation, ranks, nodes
         self._needs = build_algorithm(job.spec).needs
-        self._layout, self._micro_batch_tokens = PLAIN, job.spec.trainer.largest_micro_batch
+        self._layout = PLAIN
         self._update = UpdateCounts()
         self._is_saving = False
         """Whether ranks may be writing a checkpoint. They end with the group, and the checkpoint with them."""
@@ -308,7 +308,7 @@ class TrainerGroup:
             divide_rows,
             rows,
             num_ranks=self._job.spec.trainer.num_ranks,
-            micro_batch_tokens=self._micro_batch_tokens,
+            micro_batch_tokens=self.choices.micro_batch_tokens,
             layout=self._layout,
             without_advantage=without_advantage,
             versions=versions,
@@ -334,11 +334,11 @@ class TrainerGroup:
         ]
         # The same on all ranks: they have the same model, and the smallest GPU decides.
         facts: list[RankFacts] = await self._call_all("start", calls)
-        self._layout, self.choices, self._micro_batch_tokens, _ = facts[0]
+        self._layout, self.choices, _ = facts[0]
         self._hands_over = self.choices.weight_transfer == "device"
         trainer = self._job.spec.trainer
         is_open = trainer.micro_batch_tokens is None
-        log.info("trainer.microBatchTokens: %d%s", self._micro_batch_tokens, " (auto)" * is_open)
+        log.info("trainer.microBatchTokens: %d%s", self.choices.micro_batch_tokens, " (auto)" * is_open)
         is_automatic = trainer.gradient_checkpointing == "auto"
         log.info("trainer.gradientCheckpointing: %s%s", self.choices.recomputation, " (auto)" * is_automatic)
         why = next((f", since {each.why_file}" for each in facts if each.why_file), "")

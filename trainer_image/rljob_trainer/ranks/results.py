@@ -20,8 +20,6 @@ class RankFacts(NamedTuple):
     layout: Layout
     """How rows may share micro-batches."""
     choices: TrainerChoices
-    micro_batch_tokens: int
-    """trainer.microBatchTokens."""
     why_file: str
     """Why weights come to the rollouts through a file, although the devices are shared; else empty."""
 

@@ -2,6 +2,8 @@
 
 from datetime import UTC, datetime, timedelta
 
+import yaml
+
 from rljob_api.manifest.job import RLJob
 from rljob_core.backend import ObservedState, key_of
 from rljob_core.children import WORKLOAD_KINDS
@@ -73,3 +75,16 @@ class JobSimulation:
 
     def has_workloads(self):
         return any(key.kind in WORKLOAD_KINDS for key in self.children)
+
+
+def describe_job(steps):
+    """The text of a job's file."""
+    spec = {
+        "model": {"source": "/m"},
+        "data": {"train": {"source": "/t.jsonl"}},
+        "rewards": [{"name": "r", "function": {"inline": "def reward(): ..."}}],
+        "schedule": {"steps": steps},
+    }
+    return yaml.safe_dump(
+        {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "job"}, "spec": spec}
+    )

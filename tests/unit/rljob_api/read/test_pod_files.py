@@ -3,12 +3,12 @@
 import logging
 
 import pytest
-import yaml
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.services.reward import Reward
 from rljob_api.read.pod_files import JobFile, load_job_file
 from rljob_api.read.unknown_fields import drop_unknown_fields
+from tests.support.job_simulation import describe_job
 
 JOB = """\
 apiVersion: rljob.dev/v1alpha1
@@ -61,18 +61,6 @@ def test_known_data_is_unchanged(caplog):
     assert not caplog.text
 
 
-def manifest(steps):
-    spec = {
-        "model": {"source": "/m"},
-        "data": {"train": {"source": "/t.jsonl"}},
-        "rewards": [{"name": "r", "function": {"inline": "def reward(): ..."}}],
-        "schedule": {"steps": steps},
-    }
-    return yaml.safe_dump(
-        {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "job"}, "spec": spec}
-    )
-
-
 class Volume:
     """A ConfigMap's volume: job.yaml points through ..data, which the kubelet swaps for another folder."""
 
@@ -92,7 +80,7 @@ class Volume:
 @pytest.fixture
 def volume(tmp_path):
     volume = Volume(tmp_path)
-    volume.publish(manifest(3))
+    volume.publish(describe_job(3))
     return volume
 
 
@@ -103,26 +91,26 @@ def open_file(path):
 def test_swapped_link_is_detected(volume):
     file = open_file(volume.folder / "job.yaml")
     assert file.read_spec().schedule.steps == 3
-    volume.publish(manifest(7))
+    volume.publish(describe_job(7))
     assert file.read_spec().schedule.steps == 7
 
 
 def test_renamed_file_is_detected(tmp_path):
     path = tmp_path / "job.yaml"
-    path.write_text(manifest(3))
+    path.write_text(describe_job(3))
     file = open_file(path)
     assert file.read_spec().schedule.steps == 3
-    (tmp_path / "new").write_text(manifest(4))
+    (tmp_path / "new").write_text(describe_job(4))
     (tmp_path / "new").replace(path)
     assert file.read_spec().schedule.steps == 4
 
 
-@pytest.mark.parametrize("text", ["", "spec: [", manifest(0)])
+@pytest.mark.parametrize("text", ["", "spec: [", describe_job(0)])
 def test_unusable_file_changes_nothing(volume, text):
     file = open_file(volume.folder / "job.yaml")
     volume.publish(text)
     assert file.read_spec().schedule.steps == 3
-    volume.publish(manifest(5))
+    volume.publish(describe_job(5))
     assert file.read_spec().schedule.steps == 5
 
 

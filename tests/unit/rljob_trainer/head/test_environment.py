@@ -8,28 +8,17 @@ import yaml
 from rljob_api.errors import UserError
 from rljob_api.wire.redaction import HIDDEN
 from rljob_trainer.head.environment import Environment, read_environment
-
-
-def manifest(steps, name="job"):
-    spec = {
-        "model": {"source": "/m"},
-        "data": {"train": {"source": "/t.jsonl"}},
-        "rewards": [{"name": "r", "function": {"inline": "def reward(): ..."}}],
-        "schedule": {"steps": steps},
-    }
-    return yaml.safe_dump(
-        {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": name}, "spec": spec}
-    )
+from tests.support.job_simulation import describe_job
 
 
 def test_file_that_others_may_read_has_no_secrets(tmp_path):
-    job = yaml.safe_load(manifest(3))
+    job = yaml.safe_load(describe_job(3))
     job["spec"]["head"] = {"env": {"JUDGE_TOKEN": "correct-horse"}}
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
     environment = Environment(None, tmp_path / "job.yaml", Path(), "", "", "", {})
     shown = yaml.safe_load(environment.shown_job_file.read_text())
     assert shown["spec"].pop("head") == {"env": {"JUDGE_TOKEN": HIDDEN}}
-    assert shown == yaml.safe_load(manifest(3))
+    assert shown == yaml.safe_load(describe_job(3))
 
 
 def test_missing_variables_are_listed():
@@ -38,7 +27,7 @@ def test_missing_variables_are_listed():
 
 
 def test_step_of_another_run_is_replaced_by_its_model(tmp_path):
-    (tmp_path / "job.yaml").write_text(manifest(3))
+    (tmp_path / "job.yaml").write_text(describe_job(3))
     variables = {
         "RLJOB_JOB_FILE": str(tmp_path / "job.yaml"),
         "RLJOB_RUN_DIR": "/run",

@@ -225,6 +225,8 @@ async def test_crds_of_an_earlier_version_upgrade_with_stored_objects(old_cluste
         await old_cluster.create(build_secret(old, f"{name}-{suffix}", f"rljob.dev/{label}"))
     for kind, name in (("Secret", "wandb"), ("ConfigMap", "f")):  # which the stored job refers to
         await old_cluster.create({"apiVersion": "v1", "kind": kind, "metadata": {"name": name}})
+    for name in ("models", "datasets", "checkpoints"):
+        await old_cluster.create_claim(name)
     recorder = WriteRecorder()
     await old_cluster.start(recorder, resync_seconds=0.4, namespaces=("default",))
     for kind, name in before:

@@ -337,6 +337,12 @@ bench-schedules: $(DEVELOP) ## The demo with each schedule on three seeds: held-
 	$(BIN)/python examples/prepare.py quickstart
 	$(BIN)/python bench/learning.py schedules
 
+.PHONY: bench-learning
+bench-learning: $(DEVELOP) ## Held-out accuracy by step, samples and seconds: each schedule and TRL's GRPOTrainer on five seeds (nightly; an hour)
+	stamp=$$(echo .venv/.synced-*); $(UV) sync --frozen --extra $${stamp##*-} --group bench --inexact
+	$(BIN)/python examples/prepare.py quickstart
+	$(BIN)/python bench/against_trl.py
+
 .PHONY: bench-algorithms
 bench-algorithms: $(DEVELOP) ## The demo with each algorithm: held-out accuracy before and after (40 minutes)
 	$(BIN)/python examples/prepare.py quickstart

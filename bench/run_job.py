@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rljob_api.run.folder import FILE_METRICS
-from rljob_api.run.metrics import StepRecord, read_metrics
+from rljob_api.run.metrics import EvaluationRecord, StepRecord, read_metrics
 from rljob_api.run.summaries import read_run_summary
 
 QUICKSTART = Path(__file__).parents[1] / "examples/quickstart/rljob.yaml"
@@ -41,6 +41,7 @@ class Measured(NamedTuple):
     before: dict[str, float]
     after: dict[str, float]
     steps: tuple[StepRecord, ...]
+    evaluations: tuple[EvaluationRecord, ...]
 
 
 def measure_job(job: Path, folder: Path, overrides: Mapping[str, object]) -> Measured:
@@ -53,4 +54,5 @@ def measure_job(job: Path, folder: Path, overrides: Mapping[str, object]) -> Mea
         {name: value for name, value in means.items() if value is not None}
         for means in (summary.metrics_before, summary.metrics_after)
     )
-    return Measured(seconds, before, after, read_steps(path))
+    metrics = read_metrics(path.with_name(FILE_METRICS))
+    return Measured(seconds, before, after, metrics.steps, metrics.evaluations)

@@ -208,10 +208,8 @@ def test_a_run_trains_on_what_a_server_of_its_export_renders(tmp_path: Path) -> 
         run.close()
     output = (tmp_path / "output.txt").read_text()
     export = run.folder / "export"
-    assert (
-        f"""serve it with: vllm serve {export} --default-chat-template-kwargs '{{"enable_thinking": false}}'"""
-        in output
-    )
+    [served] = [line for line in output.splitlines() if line.startswith("serve it with: ")]
+    assert served.endswith(f""" {export} --default-chat-template-kwargs '{{"enable_thinking": false}}'""")
     tokenizer = AutoTokenizer.from_pretrained(export)
     assert (export / "chat_template.jinja").read_text() == HYBRID_QWEN3
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")

@@ -250,11 +250,6 @@ def test_job_of_the_queue_is_in_the_queue_of_its_namespace(queued):
     assert labels == {job.spec.scheduling.queue}
 
 
-def test_configuration_of_kueue_is_that_of_the_lifecycle():
-    [mine] = read_objects("kueue.md", None)
-    assert mine in read_objects("lifecycle.md", None)
-
-
 @pytest.mark.parametrize(
     "part", read_objects("trackers.md", None), ids=lambda part: next(iter(part["spec"]["tracking"]))
 )

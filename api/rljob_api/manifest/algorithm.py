@@ -203,7 +203,7 @@ def _is_of_ppo(field: str, defaults: Spec) -> Rule:
 
 
 class Algorithm(Spec):
-    """GRPO and its relatives: see docs/algorithms.md. Immutable."""
+    """GRPO and its relatives: see docs/algorithms.md. Only type is immutable."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         _is_of_ppo("gae", Gae()),

@@ -14,7 +14,7 @@ _STALENESS: Final = {"onPolicy": 0, "bounded": 2, "synchronous": 0, "oneStepOff"
 
 
 class Schedule(Spec):
-    """When groups start and train, and for how many steps. Immutable, except steps and maxStepsWithoutSignal."""
+    """When groups start and train, and for how many steps. Only seed is immutable."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(

@@ -151,11 +151,11 @@ class UpdateNumbers(Record):
     clip_fraction: Share | None = None
     """Share of tokens whose ratio was clipped."""
     corrected_share: Share | None = None
-    """Share of tokens whose importance weight (of the token or its sequence, `correction.level`) was cut or masked."""
+    """Share of tokens whose importance weight (by `correction.level`) was cut or masked."""
     rejected_share: Share | None = None
     """Share of tokens that `correction.rejection` left out."""
     effective_sample_share: Share | None = None
-    """(sum of weights)² / (n x sum of squared weights), of tokens whatever `correction.level` is; 1 is on-policy."""
+    """(sum of weights)² / (n x sum of squared weights), over tokens; 1 is on-policy."""
     critic_loss: Annotated[float, Unit("squared error / 2")] | None = None
     """Loss of the critic. Null: there is none."""
     logprob_difference: Nats | None = None
@@ -171,8 +171,8 @@ class UpdateNumbers(Record):
     num_tokens: Annotated[int, Unit("tokens")] = 0
     """Sampled tokens of all updates."""
     trained_share: Share | None = None
-    """Share of `num_tokens` in rows with an advantage. Without a KL penalty, an entropy bonus or a critic the trainer
-    computes no others, and means are over these."""
+    """Share of `num_tokens` in rows with an advantage. Without a KL penalty, an entropy bonus or a critic only these
+    are computed."""
     num_micro_batches: Count = 0
     """Micro-batches on the busiest rank, of all updates."""
 
@@ -187,12 +187,10 @@ class ScheduleNumbers(Record):
     staleness_histogram: Annotated[dict[int, Count], Label("staleness", "staleness_tokens")] = {}
     """Trained tokens by staleness."""
     busy_shares: Annotated[dict[str, Share], Label("role")] = {}
-    """Share of the step in which each role worked: rollouts, rewards, trainer; users, tools and runners if the job has
-    them. They overlap."""
+    """Share of the step in which each role worked: rollouts, rewards, trainer, users, tools, runners. They overlap."""
     turns_by_prefix: Annotated[dict[str, Count], Label("outcome")] = {}
     """Requests to rollouts since the step before, by where they ran. hit: on the replica that has the beginning of the
-    prompt in its cache, from the episode's last turn or another episode of the group. spilled: elsewhere, since that
-    one had much more to do than the mean, or failed. new: no replica had it."""
+    prompt in its cache. spilled: elsewhere, since that one had too much to do, or failed. new: no replica had it."""
     num_replaced_groups: Count = 0
     """Groups without signal that dynamic sampling replaced."""
     num_skipped_prompts: Count = 0
@@ -211,11 +209,11 @@ class TurnNumbers(Record):
     """Time of each part: `sleep` (rollouts free their memory), `restore` (the trainer's state returns), `free` (it
     leaves again), `wake` (rollouts get the memory of weights back)."""
     device_bytes: Annotated[dict[str, Annotated[int, Unit("bytes")]], Label("state")] = {}
-    """GPU memory of all ranks (`trainer_update`, `trainer_freed`), and what is in use on the GPUs in the rollouts' turn
-    (`rollouts_asleep`, `rollouts_awake`: with their weights, before their cache; `models_asleep`, `models_awake`: the
-    same at the engines of served models). Without GPUs, memory of their processes."""
+    """GPU memory of all ranks (`trainer_update`, `trainer_freed`), and what is in use in the rollouts' turn
+    (`rollouts_asleep`, `rollouts_awake`: with weights, before the cache; `models_asleep`, `models_awake`: of served
+    models). Without GPUs, memory of their processes."""
     num_engine_restarts: Count = 0
-    """Restarts of rollouts, and of engines of served models in the same Pods, since the Pods began."""
+    """Restarts of rollouts and of served models in the trainer's Pods, since the Pods began."""
 
 
 class StepRecord(TurnNumbers, ScheduleNumbers, UpdateNumbers, RewardNumbers, EpisodeNumbers, Line):
@@ -230,12 +228,11 @@ class StepRecord(TurnNumbers, ScheduleNumbers, UpdateNumbers, RewardNumbers, Epi
     transfer_seconds: Seconds | None = None
     """Time until a rollout had its weights: the mean over rollouts."""
     transfer_bytes: Annotated[float, Unit("bytes")] | None = None
-    """Bytes that a rollout got for its weights, what changed where that is less: the mean over rollouts. 0: it reads
-    the file in place."""
+    """Bytes that a rollout got for its weights: the mean over rollouts. 0: it reads the file in place."""
     weight_version: Count = 0
     """Version of the weights after the step."""
     weight_digest: str = ""
-    """Digest of these weights, as they were published. Equal in two runs: the weights are equal, bit by bit."""
+    """Digest (hash) of these weights. Equal in two runs: the weights are equal, bit by bit."""
     merged_share: Share | None = None
     """Share of the adapters' update in the published weights ([LoRA](lora.md#what-rollouts-load)). Null: adapters are
     not merged."""

@@ -43,6 +43,8 @@ from rljob_core.plan.validate import find_problems
 
 BLOCKED_RETRY_SECONDS = 1.0
 """How soon to check whether a name has become free."""
+_DEFAULT_ACCOUNT = "default"
+"""The service account of Pods that name none."""
 _NEVER = datetime.max.replace(tzinfo=UTC)
 
 JobPlan = Plan[RLJobStatus]
@@ -139,9 +141,21 @@ class _Context:
 
     @cached_property
     def built(self) -> Built:
-        secret = self.observed.children.get(ChildKey("Secret", child_name(self.job, "token")))
+        """Workloads that run with or without the name of Kubernetes' default account are built as they run: the name
+        changes nothing in their Pods."""
+        job, observed, models = self.job, self.observed, self.observed.state.reward_models
+        secret = observed.children.get(ChildKey("Secret", child_name(job, "token")))
         token = read_token(secret) or self._new_token()
-        children, problems = self._build(self.job, token, self._defaults, self.observed.state.reward_models)
+        children, problems = self._build(job, token, self._defaults, models)
+        built, was_running = {key_of(child): child for child in children}, lifecycle.has_been_running(job)
+        changed = {key for key in built.keys() & observed.children if key.kind in keep.KINDS}
+        changed -= _find_unchanged(observed, built, was_running)
+        if changed and job.spec.service_account_name in (None, _DEFAULT_ACCOUNT):
+            account = {"service_account_name": None if job.spec.service_account_name else _DEFAULT_ACCOUNT}
+            job = job.model_copy(update={"spec": job.spec.model_copy(update=account)})
+            others = {key_of(child): child for child in self._build(job, token, self._defaults, models)[0]}
+            built |= {key: others[key] for key in changed & _find_unchanged(observed, others, was_running)}
+        children = [*built.values()]
         return (mark_queue(children, self._policy_queue) if self._policy_queue else children), problems
 
     @cached_property

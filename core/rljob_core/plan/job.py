@@ -80,6 +80,9 @@ def plan_job(
         *(_plan_refused, _plan_active),
     )
     plan = next(filter(None, (step(context) for step in steps)))
+    events = conditions.derive_events(job.status, plan.status)
+    if not lifecycle.has_been_running(job):
+        events = tuple(run_files.add_warning(context.observed, event) for event in events)
     forced = find_forced_deletions(job, observed)
     waits = [seconds for seconds in (plan.requeue_after_seconds, next_decision_seconds) if seconds is not None]
     waits += [(deletion.since - now).total_seconds() for deletion in forced if deletion.since > now]
@@ -87,9 +90,7 @@ def plan_job(
         plan,
         force_delete=tuple(deletion for deletion in forced if deletion.since <= now),
         delete=plan.delete + find_stale(job, observed),
-        events=plan.events
-        + conditions.derive_events(job.status, plan.status)
-        + scaling_events(job, plan.status.scaling),
+        events=plan.events + events + scaling_events(job, plan.status.scaling),
         requeue_after_seconds=min(waits, default=None),
         valid_until=plan.valid_until and min([plan.valid_until, *(deletion.since for deletion in forced)]),
     )
@@ -366,8 +367,7 @@ def _plan_active(context: _Context) -> JobPlan:
         delete=delete,
         replaced=tuple(child for key, child in desired.items() if outdated and key.kind in WORKLOAD_KINDS),
         status=status,
-        events=run_files.derive_warnings(observed, status, was_running=was_running)
-        + conditions.derive_cause_events(job.status, status, causes)
+        events=conditions.derive_cause_events(job.status, status, causes)
         + avoidance_events(observed, avoided)
         + ((reset_event(observed, reset),) if is_reset else ()),
         requeue_after_seconds=max(0.0, min(waits)),

@@ -85,8 +85,7 @@ def build_network_policies(
     servers += [_peer(build_selector(job, AGENT))] if any(s.role == AGENT for s in services) else []
     servers += [_peer(build_model_selector(name)) for name in served_models(job, models)]
     runners = [_peer(service.selector) for service in services if service.calls_policy]
-    trainers = [trainer] if job.spec.trains else []
-    group = [head, *trainers]
+    group = [head, trainer]
     namespace = {"matchLabels": {_NAMESPACE_NAME: operator_namespace}} if operator_namespace else {}
     operator = {"namespaceSelector": namespace} | _peer(OPERATOR_LABELS)
 
@@ -97,7 +96,7 @@ def build_network_policies(
 
     ingress = [
         {"from": group},
-        *_open("from", rollouts, PORT_DRIVER, *([PORT_WEIGHTS] if trainers else [])),
+        *_open("from", rollouts, PORT_DRIVER, PORT_WEIGHTS),
         *_open("from", [operator, _MONITORING], PORT_DRIVER),
         *_open("from", [_MONITORING], *name_engine_ports(job).values()),
         *_open("from", runners, PORT_GATEWAY),
@@ -105,13 +104,14 @@ def build_network_policies(
     ]
     egress = [{"to": group}, *_open("to", rollouts, PORT_ROLLOUT), *_open("to", servers, PORT_SERVICE)]
     policies = [build(HEAD, ingress, egress, _head_urls(job))]
-    if trainers:
-        roles = [{"key": LABEL_ROLE, "operator": "In", "values": [HEAD, TRAINER]}]
-        policies[0]["spec"]["podSelector"] = {"matchLabels": {LABEL_JOB: job.metadata.name}, "matchExpressions": roles}
+    policies[0]["spec"]["podSelector"] = {
+        "matchLabels": {LABEL_JOB: job.metadata.name},
+        "matchExpressions": [{"key": LABEL_ROLE, "operator": "In", "values": [HEAD, TRAINER]}],
+    }
     if rollouts:
         ingress = [*_open("from", [head], PORT_ROLLOUT), *_open("from", [_MONITORING], PORT_ROLLOUT)]
         ingress += _open("from", rollouts, PORT_WEIGHTS)
-        egress = [*_open("to", [head], PORT_DRIVER), *_open("to", [*trainers, *rollouts], PORT_WEIGHTS)]
+        egress = [*_open("to", [head], PORT_DRIVER), *_open("to", [trainer, *rollouts], PORT_WEIGHTS)]
         policies.append(build(ROLLOUT, ingress, egress))
     return policies + [build_service_policy(service, head) for service in services]
 
@@ -184,7 +184,7 @@ def _head_urls(job: RLJob) -> Iterator[str]:
         yield _WANDB
     yield from list_tracing_urls(job, spec.head)
     yield from (model.source for model in spec.models_in_trainer.values())
-    yield from _env_urls(spec.trainer) if spec.trains else ()
+    yield from _env_urls(spec.trainer)
     yield from (reward.http.url for reward in spec.rewards if reward.http)
     yield from (model.url for model in spec.agent.models)
 

@@ -33,8 +33,8 @@ def find_frozen_children(
     if not head_exists:
         return frozenset(key_of(child) for child in desired if child["kind"] in WORKLOAD_KINDS)
     head, trainer = common.child_name(job, HEAD), common.child_name(job, TRAINER)
-    policies = {ChildKey("NetworkPolicy", name) for name in (head, trainer)}  # of trainers: of earlier versions
     config = ChildKey("ConfigMap", common.child_name(job, "config"))
+    policies = ChildKey("NetworkPolicy", head), ChildKey("NetworkPolicy", trainer)  # earlier versions made both
     return frozenset({ChildKey("Job", head), ChildKey("StatefulSet", trainer), *policies, config})
 
 

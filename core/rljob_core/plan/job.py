@@ -43,8 +43,6 @@ from rljob_core.plan.validate import find_problems
 
 BLOCKED_RETRY_SECONDS = 1.0
 """How soon to check whether a name has become free."""
-_DEFAULT_ACCOUNT = "default"
-"""The service account of Pods that name none."""
 _NEVER = datetime.max.replace(tzinfo=UTC)
 
 JobPlan = Plan[RLJobStatus]
@@ -144,18 +142,18 @@ class _Context:
     def built(self) -> Built:
         """Workloads that run with or without the name of Kubernetes' default account are built as they run: the name
         changes nothing in their Pods."""
-        job, observed, models = self.job, self.observed, self.observed.state.reward_models
+        job, observed = self.job, self.observed
         secret = observed.children.get(ChildKey("Secret", child_name(job, "token")))
         token = read_token(secret) or self._new_token()
-        children, problems = self._build(job, token, self._defaults, models)
-        built, was_running = {key_of(child): child for child in children}, lifecycle.has_been_running(job)
+        children, problems = self._build(job, token, self._defaults, observed.state.reward_models)
+        built = {key_of(child): child for child in children}
         changed = {key for key in built.keys() & observed.children if key.kind in keep.KINDS}
-        changed -= _find_unchanged(observed, built, was_running)
-        if changed and job.spec.service_account_name in (None, _DEFAULT_ACCOUNT):
-            account = {"service_account_name": None if job.spec.service_account_name else _DEFAULT_ACCOUNT}
-            job = job.model_copy(update={"spec": job.spec.model_copy(update=account)})
-            others = {key_of(child): child for child in self._build(job, token, self._defaults, models)[0]}
-            built |= {key: others[key] for key in changed & _find_unchanged(observed, others, was_running)}
+        changed -= _find_unchanged(observed, built)
+        if changed and (account := job.spec.service_account_name) in (None, "default"):
+            job = job.with_spec(service_account_name=None if account else "default")
+            others, _ = self._build(job, token, self._defaults, observed.state.reward_models)
+            named = {key_of(child): child for child in others}
+            built |= {key: named[key] for key in changed & _find_unchanged(observed, named)}
         children = [*built.values()]
         return (mark_queue(children, self._policy_queue) if self._policy_queue else children), problems
 
@@ -381,7 +379,7 @@ def _choose_children(context: _Context, is_backing_off: bool) -> dict[ChildKey, 
     running ones keep their gang; while the gang backs off there are no workloads."""
     observed, is_running = context.observed, lifecycle.has_been_running(context.job)
     built = {key_of(child): child for child in context.built[0]}
-    unchanged = _find_unchanged(observed, built, is_running)
+    unchanged = _find_unchanged(observed, built)
     desired = dict[ChildKey, Manifest]()
     for key, child in built.items():
         if is_backing_off and key.kind in POD_KINDS:
@@ -396,9 +394,10 @@ def _choose_children(context: _Context, is_backing_off: bool) -> dict[ChildKey, 
     return desired
 
 
-def _find_unchanged(observed: ObservedJob, built: Mapping[ChildKey, Manifest], is_running: bool) -> set[ChildKey]:
+def _find_unchanged(observed: ObservedJob, built: Mapping[ChildKey, Manifest]) -> set[ChildKey]:
     """Existing workloads that were built from the current configuration. Head and trainers are one Ray cluster, which
     must run the same image: if one of them is rebuilt, so is the other."""
+    is_running = lifecycle.has_been_running(observed.job)
     unchanged = {
         key
         for key, running in observed.children.items()

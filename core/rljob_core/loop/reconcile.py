@@ -63,7 +63,7 @@ from rljob_core.plan.lost_nodes import describe_forced_deletion, describe_refuse
 from rljob_core.plan.rejections import describe_pod_rejections, describe_refusal
 from rljob_core.plan.reward_model import plan_invalid_model, plan_rejected_model, plan_reward_model
 
-MIN_WAIT_SECONDS = 5.0
+MIN_WAIT_SECONDS = 10.0
 """Between two such writes of one job."""
 MAX_WAIT_SECONDS = 60.0
 MAX_WRITES_PER_SECOND = 10.0

@@ -124,7 +124,7 @@ def test_head_admits_the_operator_from_one_namespace(namespace, selector):
     assert operators == [{"namespaceSelector": selector, "podSelector": {"matchLabels": OPERATOR_LABELS}}]
 
 
-def test_only_the_ray_cluster_reaches_an_agents_pods_and_they_reach_what_their_function_may():
+def test_ray_cluster_alone_reaches_an_agents_pods_which_reach_what_functions_may():
     tool = {"function": {"inline": "x", "network": True}}
     policies = find_policies(build_children(make_agent_job(tool=tool), "token", DEFAULTS))
     agents = {"rljob.dev/job": "gsm8k", "rljob.dev/role": "agent"}

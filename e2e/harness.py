@@ -151,8 +151,13 @@ class Job:
         return next((c for c in self.status.get("conditions", []) if c["type"] == type_), {})
 
     def event_reasons(self) -> set[str]:
-        events = self.cluster.get("events", f"--field-selector=involvedObject.name={self.name}")["items"]
-        return {str(event["reason"]) for event in events}
+        return {str(event["reason"]) for event in self._events()}
+
+    def event_messages(self, reason: str) -> str:
+        return "\n".join(event["message"] for event in self._events() if event["reason"] == reason)
+
+    def _events(self) -> list[Any]:
+        return list(self.cluster.get("events", f"--field-selector=involvedObject.name={self.name}")["items"])
 
     def wait_for(self, what: str, condition: Callable[[], Any]) -> Any:
         """Like `wait_for`, but fails at once if the job ends, and shows the last log lines of its Pods."""

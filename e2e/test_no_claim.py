@@ -65,7 +65,7 @@ def test_deleted_trainer_costs_no_prompt(submit: Callable[..., Job], replicas: i
     assert len(trained) == len(set(trained)), "a prompt was trained on twice"
     assert run.cluster.pods(run.job.name, "head")[0]["metadata"]["uid"] == head
     assert run.job.condition("ProgressLost") == {}
-    assert "FilesNotKept" in run.job.event_reasons()
+    assert "are deleted with the head's Pod" in run.job.event_messages("Running")
     patch = json.dumps({"spec": {"schedule": {"steps": run.step() + 2}}})
     run.cluster.kubectl("patch", "rljob", "-n", NAMESPACE, run.job.name, "--type=merge", "-p", patch)
     run.wait_for_success()

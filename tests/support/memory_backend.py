@@ -14,7 +14,7 @@ from rljob_core.children import WORKLOAD_KINDS
 KEY = JobKey("default", "gsm8k")
 MODEL_KEY = RewardModelKey("default", "math")
 START = datetime(2026, 1, 1, tzinfo=UTC)
-NUM_CHILDREN = 15
+NUM_CHILDREN = 14
 """How many the job of `make_job` has."""
 
 

@@ -18,7 +18,16 @@ from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.roles import Role
 from rljob_api.manifest.services.reward import RewardModel
 from rljob_api.manifest.sources import OBJECT_SCHEMES
-from rljob_api.wire.contract import PORT_DRIVER, PORT_GATEWAY, PORT_ROLLOUT, PORT_SANDBOX, PORT_SERVICE, PORT_WEIGHTS
+from rljob_api.wire.contract import (
+    LABEL_JOB,
+    LABEL_ROLE,
+    PORT_DRIVER,
+    PORT_GATEWAY,
+    PORT_ROLLOUT,
+    PORT_SANDBOX,
+    PORT_SERVICE,
+    PORT_WEIGHTS,
+)
 from rljob_core.backend import Manifest, Owner
 from rljob_core.children.common import AGENT, HEAD, REWARD, ROLLOUT, TRAINER, build_child, build_selector, child_name
 from rljob_core.children.env import list_tracing_urls
@@ -66,8 +75,9 @@ _DNS: Manifest = {"ports": [{"protocol": protocol, "port": port} for port in _DN
 def build_network_policies(
     job: RLJob, models: Mapping[str, RewardModel], operator_namespace: str | None = None
 ) -> list[Manifest]:
-    """One policy per role and per service. The head's also opens egress to the RewardModels in `models`, and
-    ingress from the operator; if its namespace is unknown, from any."""
+    """One policy for head and trainers, whose Ray runs on each what any of them asks for, and one for the rollouts and
+    per service. The first also opens egress to the RewardModels in `models`, and ingress from the operator; if its
+    namespace is unknown, from any."""
     services = find_services(job)
     head, trainer, rollout = (_peer(build_selector(job, role)) for role in (HEAD, TRAINER, ROLLOUT))
     rollouts = [] if job.spec.shares_trainer else [rollout]
@@ -75,8 +85,7 @@ def build_network_policies(
     servers += [_peer(build_selector(job, AGENT))] if any(s.role == AGENT for s in services) else []
     servers += [_peer(build_model_selector(name)) for name in served_models(job, models)]
     runners = [_peer(service.selector) for service in services if service.calls_policy]
-    trainers = [trainer] if job.spec.trains else []
-    group = [head, *trainers]
+    group = [head, trainer]
     namespace = {"matchLabels": {_NAMESPACE_NAME: operator_namespace}} if operator_namespace else {}
     operator = {"namespaceSelector": namespace} | _peer(OPERATOR_LABELS)
 
@@ -85,32 +94,24 @@ def build_network_policies(
         egress = [*egress, _DNS, *_egress_to(sources)]
         return _build_policy(job, child_name(job, role), build_selector(job, role), ingress, egress)
 
-    policies = [
-        build(
-            HEAD,
-            [
-                {"from": group},
-                *_open("from", rollouts, PORT_DRIVER),
-                *_open("from", [operator, _MONITORING], PORT_DRIVER),
-                *_open("from", runners, PORT_GATEWAY),
-            ],
-            [{"to": group}, *_open("to", rollouts, PORT_ROLLOUT), *_open("to", servers, PORT_SERVICE)],
-            _head_urls(job),
-        )
+    ingress = [
+        {"from": group},
+        *_open("from", rollouts, PORT_DRIVER, PORT_WEIGHTS),
+        *_open("from", [operator, _MONITORING], PORT_DRIVER),
+        *_open("from", [_MONITORING], *name_engine_ports(job).values()),
+        *_open("from", runners, PORT_GATEWAY),
+        *(rule for each in services for rule in _open("from", [_peer(each.selector)], *each.engine_ports)),
     ]
-    if trainers:
-        served = [model.source for model in job.spec.models_in_trainer.values()]
-        ingress = [
-            {"from": group},
-            *_open("from", rollouts, PORT_WEIGHTS),
-            *_open("from", [_MONITORING], *name_engine_ports(job).values()),
-            *(rule for each in services for rule in _open("from", [_peer(each.selector)], *each.engine_ports)),
-        ]
-        policies.append(build(TRAINER, ingress, [{"to": group}], served))
+    egress = [{"to": group}, *_open("to", rollouts, PORT_ROLLOUT), *_open("to", servers, PORT_SERVICE)]
+    policies = [build(HEAD, ingress, egress, _head_urls(job))]
+    policies[0]["spec"]["podSelector"] = {
+        "matchLabels": {LABEL_JOB: job.metadata.name},
+        "matchExpressions": [{"key": LABEL_ROLE, "operator": "In", "values": [HEAD, TRAINER]}],
+    }
     if rollouts:
         ingress = [*_open("from", [head], PORT_ROLLOUT), *_open("from", [_MONITORING], PORT_ROLLOUT)]
         ingress += _open("from", rollouts, PORT_WEIGHTS)
-        egress = [*_open("to", [head], PORT_DRIVER), *_open("to", [*trainers, *rollouts], PORT_WEIGHTS)]
+        egress = [*_open("to", [head], PORT_DRIVER), *_open("to", [trainer, *rollouts], PORT_WEIGHTS)]
         policies.append(build(ROLLOUT, ingress, egress))
     return policies + [build_service_policy(service, head) for service in services]
 
@@ -182,6 +183,8 @@ def _head_urls(job: RLJob) -> Iterator[str]:
     if spec.tracking.wandb_project:
         yield _WANDB
     yield from list_tracing_urls(job, spec.head)
+    yield from (model.source for model in spec.models_in_trainer.values())
+    yield from _env_urls(spec.trainer)
     yield from (reward.http.url for reward in spec.rewards if reward.http)
     yield from (model.url for model in spec.agent.models)
 

@@ -32,10 +32,10 @@ def find_frozen_children(
         return frozenset()
     if not head_exists:
         return frozenset(key_of(child) for child in desired if child["kind"] in WORKLOAD_KINDS)
-    name = common.child_name(job, HEAD)
-    trainers = ChildKey("StatefulSet", common.child_name(job, TRAINER))
+    head, trainer = common.child_name(job, HEAD), common.child_name(job, TRAINER)
     config = ChildKey("ConfigMap", common.child_name(job, "config"))
-    return frozenset({ChildKey("Job", name), trainers, ChildKey("NetworkPolicy", name), config})
+    policies = ChildKey("NetworkPolicy", head), ChildKey("NetworkPolicy", trainer)  # earlier versions made both
+    return frozenset({ChildKey("Job", head), ChildKey("StatefulSet", trainer), *policies, config})
 
 
 def resolve_http(job: RLJob, models: Mapping[str, RewardModel]) -> RLJob:

@@ -94,11 +94,20 @@ def set_reconcile_failed(owner: Owner, status: OwnerStatus, reason: str, message
     else:
         status = _set_waiting(owner, status, reason, message, now)
     types = (conditions.RECONCILE_FAILED, conditions.RECONCILING)
+    others = [condition for condition in status.conditions if condition.type not in types]
+    said = [condition.message for condition in others]
     built = [
-        conditions.build_condition(owner.status, type_, True, reason, message, generation=generation, now=now)
+        conditions.build_condition(
+            owner.status,
+            type_,
+            True,
+            reason,
+            message * (type_ == conditions.RECONCILING or message not in said),  # at most twice
+            generation=generation,
+            now=now,
+        )
         for type_ in types
     ]
-    others = [condition for condition in status.conditions if condition.type not in types]
     return status.model_copy(update={"conditions": [*others, *built], "observed_generation": generation})
 
 

@@ -49,7 +49,6 @@ from rljob_core.children.difference import contains, keep_admitted, stamp
 from rljob_core.defaults import DEFAULTS, Defaults
 from rljob_core.loop.failures import REASON_STATUS_REFUSED, Attempt, Call, FailureTracker, RefusedStatus, record_event
 from rljob_core.plan.built_children import Build, build_checked
-from rljob_core.plan.causes import Cause
 from rljob_core.plan.conditions import (
     add_refused_deletion,
     conflict_events,
@@ -61,10 +60,10 @@ from rljob_core.plan.job import plan_job
 from rljob_core.plan.job_status import build_invalid_status
 from rljob_core.plan.lifecycle import find_left_by_head, is_managed
 from rljob_core.plan.lost_nodes import describe_forced_deletion, describe_refused_deletion
-from rljob_core.plan.rejections import describe_pod_rejection, describe_refusal
+from rljob_core.plan.rejections import describe_pod_rejections, describe_refusal
 from rljob_core.plan.reward_model import plan_invalid_model, plan_rejected_model, plan_reward_model
 
-MIN_WAIT_SECONDS = 5.0
+MIN_WAIT_SECONDS = 10.0
 """Between two such writes of one job."""
 MAX_WAIT_SECONDS = 60.0
 MAX_WRITES_PER_SECOND = 10.0
@@ -200,19 +199,19 @@ async def _call_all(owner: Owner, call: Call, children: Collection[Manifest]) ->
 
 
 def _judge(owner: Owner, children: Collection[Manifest], outcomes: Sequence[BaseException | None]) -> _Outcome:
-    failures, rejected, errors = list[ApplyFailure](), list[Cause](), list[BaseException]()
+    failures, rejected, errors = list[ApplyFailure](), dict[str, PodRejectedError](), list[BaseException]()
     for child, outcome in zip(children, outcomes, strict=True):
         if isinstance(outcome, UserError):
             failures.append(ApplyFailure(key_of(child), outcome, describe_refusal(owner, child, outcome)))
         elif isinstance(outcome, PodRejectedError):
-            rejected += describe_pod_rejection(owner, child["metadata"]["name"], outcome)
+            rejected[child["metadata"]["name"]] = outcome
         elif outcome is not None:
             errors.append(outcome)
     if rejected:
-        message = "; ".join(cause.message for cause in dict.fromkeys(rejected))
-        is_missing = any(isinstance(outcome, MissingReferencesError) for outcome in outcomes)
-        longest = MISSING_RETRY_SECONDS if is_missing else None
-        errors.insert(0, ForbiddenError(message, rejected[0].reason, longest))
+        causes = describe_pod_rejections(owner, rejected)
+        message = "; ".join(cause.message for cause in dict.fromkeys(causes))
+        longest = MISSING_RETRY_SECONDS if causes[0].reason == "ReferenceMissing" else None
+        errors.insert(0, ForbiddenError(message, causes[0].reason, longest))
     return _Outcome(failures, errors[0] if errors else None)
 
 

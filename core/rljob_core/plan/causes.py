@@ -204,9 +204,8 @@ def describe_rejection(name: str, path: str, message: str, otherwise: str = REJE
     if otherwise != REJECTED:
         return Cause.of(otherwise, path, f"{name}: {stable_message(message)}")
     detail, remedy = explain_rejection(message)
-    remedy = remedy or REMEDIES[REJECTED]
-    detail = f"{name}: {detail}" if "{path}" in remedy else detail  # equal causes of all roles are one
-    return Cause(REJECTED, f"{clean_text(detail, _MAX_WORDS)}; {remedy.format(path=path)}")
+    remedy = (remedy or REMEDIES[REJECTED]).format(path=path)
+    return Cause(REJECTED, f"{clean_text(f'{name}: {detail}', _MAX_WORDS)}; {remedy}")
 
 
 def _involved_name(event: Manifest) -> str:
@@ -333,8 +332,8 @@ _FORMS = (
     ),
     _Form(
         foreign_texts.RUNTIME_CLASS,
-        "Pods need the RuntimeClass {who}, which does not exist",
-        "create it, or correct spec.runtimeClassName or a role's template",
+        "its Pods need the RuntimeClass {who}, which does not exist",
+        "create it, or correct spec.runtimeClassName or {path}.template",
     ),
 )
 _OTHER = _Form(
@@ -345,7 +344,7 @@ _OTHER = _Form(
 
 def explain_rejection(message: str) -> tuple[str, str]:
     """Return what rejects the Pods of a role and why, and the remedy with {path}, that of the role in the manifest.
-    An empty one is the usual one. One without {path} is the same for all roles."""
+    An empty one is the usual one."""
     reason = foreign_texts.REJECTED_POD.sub("", message, count=1).strip()
     matches = ((form, form.pattern.match(reason)) for form in (*_FORMS, _OTHER))
     form, found = next((form, found) for form, found in matches if found)

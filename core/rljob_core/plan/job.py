@@ -78,6 +78,9 @@ def plan_job(
         *(_plan_refused, _plan_active),
     )
     plan = next(filter(None, (step(context) for step in steps)))
+    events = conditions.derive_events(job.status, plan.status)
+    if not lifecycle.has_been_running(job):
+        events = tuple(run_files.add_warning(context.observed, event) for event in events)
     forced = find_forced_deletions(job, observed)
     waits = [seconds for seconds in (plan.requeue_after_seconds, next_decision_seconds) if seconds is not None]
     waits += [(deletion.since - now).total_seconds() for deletion in forced if deletion.since > now]
@@ -85,9 +88,7 @@ def plan_job(
         plan,
         force_delete=tuple(deletion for deletion in forced if deletion.since <= now),
         delete=plan.delete + find_stale(job, observed),
-        events=plan.events
-        + conditions.derive_events(job.status, plan.status)
-        + scaling_events(job, plan.status.scaling),
+        events=plan.events + events + scaling_events(job, plan.status.scaling),
         requeue_after_seconds=min(waits, default=None),
         valid_until=plan.valid_until and min([plan.valid_until, *(deletion.since for deletion in forced)]),
     )
@@ -139,9 +140,21 @@ class _Context:
 
     @cached_property
     def built(self) -> Built:
-        secret = self.observed.children.get(ChildKey("Secret", child_name(self.job, "token")))
+        """Workloads that run with or without the name of Kubernetes' default account are built as they run: the name
+        changes nothing in their Pods."""
+        job, observed = self.job, self.observed
+        secret = observed.children.get(ChildKey("Secret", child_name(job, "token")))
         token = read_token(secret) or self._new_token()
-        children, problems = self._build(self.job, token, self._defaults, self.observed.state.reward_models)
+        children, problems = self._build(job, token, self._defaults, observed.state.reward_models)
+        built = {key_of(child): child for child in children}
+        changed = {key for key in built.keys() & observed.children if key.kind in keep.KINDS}
+        changed -= _find_unchanged(observed, built)
+        if changed and (account := job.spec.service_account_name) in (None, "default"):
+            job = job.with_spec(service_account_name=None if account else "default")
+            others, _ = self._build(job, token, self._defaults, observed.state.reward_models)
+            named = {key_of(child): child for child in others}
+            built |= {key: named[key] for key in changed & _find_unchanged(observed, named)}
+        children = [*built.values()]
         return (mark_queue(children, self._policy_queue) if self._policy_queue else children), problems
 
     @cached_property
@@ -303,7 +316,7 @@ def _plan_active(context: _Context) -> JobPlan:
     desired = _choose_children(context, gang.is_backing_off)
     frozen = find_frozen_children(job, observed.state, desired.values(), observed.head_job is not None)
     blocked = sorted(observed.blocked & desired.keys())
-    delete = context.deletable(observed.children.keys() - desired.keys())
+    delete = context.deletable(observed.children.keys() - desired.keys() - frozen)
     outdated = [
         key
         for key, child in desired.items()
@@ -352,8 +365,7 @@ def _plan_active(context: _Context) -> JobPlan:
         delete=delete,
         replaced=tuple(child for key, child in desired.items() if outdated and key.kind in WORKLOAD_KINDS),
         status=status,
-        events=run_files.derive_warnings(observed, status, was_running=was_running)
-        + conditions.derive_cause_events(job.status, status, causes)
+        events=conditions.derive_cause_events(job.status, status, causes)
         + avoidance_events(observed, avoided)
         + ((reset_event(observed, reset),) if is_reset else ()),
         requeue_after_seconds=max(0.0, min(waits)),
@@ -367,7 +379,7 @@ def _choose_children(context: _Context, is_backing_off: bool) -> dict[ChildKey, 
     running ones keep their gang; while the gang backs off there are no workloads."""
     observed, is_running = context.observed, lifecycle.has_been_running(context.job)
     built = {key_of(child): child for child in context.built[0]}
-    unchanged = _find_unchanged(observed, built, is_running)
+    unchanged = _find_unchanged(observed, built)
     desired = dict[ChildKey, Manifest]()
     for key, child in built.items():
         if is_backing_off and key.kind in POD_KINDS:
@@ -382,9 +394,10 @@ def _choose_children(context: _Context, is_backing_off: bool) -> dict[ChildKey, 
     return desired
 
 
-def _find_unchanged(observed: ObservedJob, built: Mapping[ChildKey, Manifest], is_running: bool) -> set[ChildKey]:
+def _find_unchanged(observed: ObservedJob, built: Mapping[ChildKey, Manifest]) -> set[ChildKey]:
     """Existing workloads that were built from the current configuration. Head and trainers are one Ray cluster, which
     must run the same image: if one of them is rebuilt, so is the other."""
+    is_running = lifecycle.has_been_running(observed.job)
     unchanged = {
         key
         for key, running in observed.children.items()

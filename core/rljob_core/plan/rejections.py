@@ -11,9 +11,10 @@ path that cannot be resolved gives the location of what holds it.
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from rljob_api import foreign_texts
 from rljob_api.read.documents import Location, format_path
 from rljob_core.backend import (
     Manifest,
@@ -99,19 +100,28 @@ def _describe_fields(role: RolePath, workload: Manifest, error: RefusedError) ->
         yield f"{known}: {message}"
 
 
-def describe_pod_rejection(owner: Owner, workload: str, error: PodRejectedError) -> list[Cause]:
-    """The causes of a job that waits because the Pods of a workload are not admitted."""
-    role, name = find_role_paths(owner)[workload], workload.removeprefix(f"{owner.metadata.name}-")
-    if isinstance(error, MissingReferencesError):
-        return [_describe_missing(owner, role, each) for each in error.missing]
-    return [describe_rejection(name, role.path, str(error), error.cause)]
+def describe_pod_rejections(owner: Owner, errors: Mapping[str, PodRejectedError]) -> list[Cause]:
+    """The causes of a job that waits because the Pods of these workloads are not admitted. What is the same for
+    several roles is one cause, which names all."""
+    roles, causes, groups = find_role_paths(owner), list[Cause](), dict[str, list[str]]()
+    for workload, error in errors.items():
+        if isinstance(error, MissingReferencesError):
+            causes += [_describe_missing(owner, roles[workload], each) for each in error.missing]
+        else:
+            text = foreign_texts.REJECTED_POD.sub("", str(error), 1)  # the Pod's name
+            groups.setdefault(text, []).append(workload)
+    for text, workloads in groups.items():
+        names = ", ".join(each.removeprefix(f"{owner.metadata.name}-") for each in workloads)
+        paths = [roles[each].path.removeprefix("spec.") for each in workloads]
+        path = f"spec.{{{','.join(paths)}}}" if len(paths) > 1 else roles[workloads[0]].path
+        causes.append(describe_rejection(names, path, text, errors[workloads[0]].cause))
+    return causes
 
 
 def _describe_missing(owner: Owner, role: RolePath, missing: Reference) -> Cause:
     spec = owner.spec.to_manifest(exclude_defaults=True)
     places = [f"spec.{format_path(location)}" for location in _find_names(spec, missing, ())]
-    own = [place for place in places if place.startswith(f"{role.path}.")]
-    path = next(iter(own or places), f"{role.path}.template")
+    path = ", ".join(places) or f"{role.path}.template"  # the same for all roles that need it: one cause
     return Cause.of("ReferenceMissing", path, f"{path}: {missing.kind} {missing.name} does not exist")
 
 

@@ -10,7 +10,7 @@ an image that writes something else: then the run's files alone have the results
 from pydantic import TypeAdapter, ValidationError
 
 from rljob_api.manifest.job import RLJob
-from rljob_api.manifest.status import MAX_FIGURES, EvaluationFigure, RLJobStatus
+from rljob_api.manifest.status import MAX_FIGURES, EvaluationFigure
 from rljob_api.wire.termination import RESULT_PREFIX
 from rljob_core.backend import Event
 from rljob_core.plan import conditions
@@ -19,8 +19,6 @@ from rljob_core.plan.observed_job import ObservedJob, container_statuses
 
 FIELD = "spec.checkpoint.persistentVolumeClaim"
 _EITHER = f"{FIELD} or spec.checkpoint.storage"
-_NOT_KEPT = "FilesNotKept"
-"""Reason of the event at the start of a job without a claim."""
 _NEW_FOLDER = "NewRunFolder"
 """Reason of ProgressLost."""
 
@@ -51,11 +49,11 @@ def _describe_place(job: RLJob) -> str:
     return f"{where} does not have the folder of this run (if spec.checkpoint named another place, name it again)"
 
 
-def derive_warnings(observed: ObservedJob, new: RLJobStatus, *, was_running: bool) -> tuple[Event, ...]:
-    """An event when the job begins to run, also after a suspension, if its files will be lost."""
-    if keeps_files(observed) or was_running or not conditions.is_true(new, conditions.RUNNING):
-        return ()
-    return (Event("Warning", _NOT_KEPT, describe_loss(observed.job)),)
+def add_warning(observed: ObservedJob, event: Event) -> Event:
+    """The event; that of a job that begins to run, also after a suspension, warns if its files will be lost."""
+    if event.reason != conditions.RUNNING or keeps_files(observed):
+        return event
+    return Event("Warning", event.reason, f"{event.message}; {describe_loss(observed.job)}")
 
 
 def describe_loss(job: RLJob) -> str:

@@ -18,7 +18,7 @@ STANDING = {
     "Secret": ("token",),
     "ConfigMap": ("config", "rewards"),
     "Service": ("head", "rollout", "rewards"),
-    "NetworkPolicy": ("head", "trainer", "rollout", "rewards"),
+    "NetworkPolicy": ("head", "rollout", "rewards"),
     "PodDisruptionBudget": ("head", "rollout", "rewards"),
 }
 """Objects that exist until the job is deleted: kind and suffixes of the names. A serving role of one Pod has no

@@ -196,14 +196,14 @@ SITUATIONS = [
         "lifecycle.md#what-the-api-server-refuses",
         arrange=refusing(test_refusals.limit(min={"cpu": "500m"})),
         condition=("Running", "False", "LimitRange"),
-        says=["head: LimitRange small: ", "minimum cpu usage per Container is 500m"],
+        says=["head, trainer, rollout, reward-correct: LimitRange small: ", "minimum cpu usage per Container is 500m"],
     ),
     _WAITS(
         "a ResourceQuota is smaller than one Pod",
         "lifecycle.md#what-the-api-server-refuses",
         arrange=refusing(test_refusals.quota({"requests.memory": "1000Mi"}, "Pod")),
         condition=("Running", "False", "QuotaExceeded"),
-        says=["trainer: exceeds quota team with requests.memory=1Gi; raise the namespace's ResourceQuota"],
+        says=["trainer, rollout: exceeds quota team with requests.memory=1Gi; raise the namespace's ResourceQuota"],
     ),
     _WAITS(
         "a Secret and a ConfigMap are missing",

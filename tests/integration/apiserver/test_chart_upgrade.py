@@ -31,6 +31,7 @@ WORKLOADS = {"head": "Job", "trainer": "StatefulSet", "rollout": "Deployment", "
 STANDING = ("Secret", "ConfigMap", "Service", "NetworkPolicy", "PodDisruptionBudget")
 GONE = {
     ("Service", f"{NAME}-trainer"),
+    ("NetworkPolicy", f"{NAME}-trainer"),
     ("PodDisruptionBudget", f"{NAME}-rollout"),
     ("PodDisruptionBudget", f"{NAME}-reward-correct"),
 }

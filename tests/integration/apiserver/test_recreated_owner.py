@@ -14,8 +14,8 @@ from tests.integration.apiserver.manifests import smallest
 from tests.integration.apiserver.operator_harness import Manifest, OperatorHarness
 
 NAMES = {"RLJob": "again", "RewardModel": "judge"}
-NUM_CHILDREN = {"RLJob": 15, "RewardModel": 5}
-NUM_WITHOUT_CONFIG = 10
+NUM_CHILDREN = {"RLJob": 14, "RewardModel": 5}
+NUM_WITHOUT_CONFIG = 9
 """While another owner's object has the ConfigMap's name, neither it nor the workloads are created."""
 FOREGROUND = "foregroundDeletion"
 

@@ -202,7 +202,7 @@ REFUSED: dict[str, tuple[Make, Manifest, str, str]] = {
         quota({"requests.memory": "1000Mi"}, "Pod"),
         {},
         "QuotaExceeded",
-        "trainer: exceeds quota team with requests.memory=1Gi; raise the namespace's ResourceQuota",
+        "trainer, rollout: exceeds quota team with requests.memory=1Gi; raise the namespace's ResourceQuota",
     ),
     "quota of what the Pods do not set": (
         quota({"limits.cpu": "1000"}, "Pod"),

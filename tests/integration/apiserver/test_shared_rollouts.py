@@ -16,7 +16,7 @@ CHILDREN = {
     "ConfigMap": {"config", "reward-correct"},
     "Deployment": {"reward-correct"},
     "Job": {"head"},
-    "NetworkPolicy": {"head", "trainer", "reward-correct"},
+    "NetworkPolicy": {"head", "reward-correct"},
     "PodDisruptionBudget": {"head"},
     "Secret": {"token"},
     "Service": {"head", "trainer", "reward-correct"},

@@ -124,6 +124,20 @@ async def test_mutable_fields_of_kept_workloads_still_change(running, monkeypatc
     assert {w["metadata"]["uid"] for w in after.values()} == {w["metadata"]["uid"] for w in before.values()}
 
 
+async def test_name_of_the_default_account_replaces_no_pod(running):
+    before = identify(await read_workloads(running))
+    for account in ("default", None):
+        await running.patch("RLJob", NAME, {"spec": {"serviceAccountName": account}})
+        generation = (await running.get("RLJob", NAME))["metadata"]["generation"]
+
+        async def is_observed(wanted: int = generation) -> bool:
+            return bool((await running.get("RLJob", NAME))["status"]["observedGeneration"] == wanted)
+
+        await running.until("its status", is_observed)
+        await running.wait_for_resyncs()
+        assert identify(await read_workloads(running)) == before
+
+
 def read_crds() -> list[Manifest]:
     return [fast_yaml.load(path.read_text()) for path in sorted((ROOT / "crds").glob("*.yaml"))]
 

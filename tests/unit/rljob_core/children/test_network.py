@@ -29,7 +29,12 @@ ROLES = ("head", "trainer", "rollout", "reward-open", "reward-packages", "reward
 
 
 def find_policies(children):
-    return {c["metadata"]["name"].removeprefix("gsm8k-"): c["spec"] for c in children if c["kind"] == "NetworkPolicy"}
+    """By role; that of the head is also that of trainers."""
+    found = {c["metadata"]["name"].removeprefix("gsm8k-"): c["spec"] for c in children if c["kind"] == "NetworkPolicy"}
+    for expression in found.get("head", {}).get("podSelector", {}).get("matchExpressions", []):
+        assert (expression["key"], expression["operator"]) == ("rljob.dev/role", "In")
+        found |= dict.fromkeys(expression["values"], found["head"])
+    return found
 
 
 def build_policies(defaults=DEFAULTS, **spec):
@@ -76,11 +81,21 @@ def test_object_storage_is_reached_by_all_that_load_models():
         assert {r for r in ("head", "trainer", "rollout") if may_reach(policies[r], "93.184.216.34", port)} == reached
 
 
-def test_storage_of_the_runs_files_is_reached_by_the_head_alone():
+def test_storage_of_the_runs_files_is_reached_by_the_ray_cluster_alone():
     local = {"hub": {}, "model": {"source": "/model"}, "data": {"train": {"source": "/rows.jsonl"}}}
     policies = build_policies(**local, checkpoint={"storage": "s3://bucket/runs"})
     roles = ("head", "trainer", "rollout")
-    assert {role for role in roles if may_reach(policies[role], "93.184.216.34", 443)} == {"head"}
+    assert {role for role in roles if may_reach(policies[role], "93.184.216.34", 443)} == {"head", "trainer"}
+
+
+def test_head_and_trainers_have_one_policy_and_others_their_own():
+    policies = build_policies()
+    assert policies["head"] is policies["trainer"]
+    assert policies["head"]["podSelector"]["matchLabels"] == {"rljob.dev/job": "gsm8k"}
+    ports = [{"protocol": "TCP", "port": 6379}]  # Ray's, which no rule names: all ports are open within the group
+    group = [rule["from"] for rule in policies["head"]["ingress"] if rule.get("ports", ports) == ports]
+    roles = [[peer["podSelector"]["matchLabels"]["rljob.dev/role"] for peer in peers] for peers in group]
+    assert roles == [["head", "trainer"]], "no other Pod reaches Ray"
 
 
 def test_services_of_the_cluster_are_reached_where_addresses_are_external_ones_only():
@@ -109,7 +124,7 @@ def test_head_admits_the_operator_from_one_namespace(namespace, selector):
     assert operators == [{"namespaceSelector": selector, "podSelector": {"matchLabels": OPERATOR_LABELS}}]
 
 
-def test_only_the_head_reaches_an_agents_pods_and_they_reach_what_their_function_may():
+def test_ray_cluster_alone_reaches_an_agents_pods_which_reach_what_functions_may():
     tool = {"function": {"inline": "x", "network": True}}
     policies = find_policies(build_children(make_agent_job(tool=tool), "token", DEFAULTS))
     agents = {"rljob.dev/job": "gsm8k", "rljob.dev/role": "agent"}
@@ -117,7 +132,7 @@ def test_only_the_head_reaches_an_agents_pods_and_they_reach_what_their_function
     def select_peers(policy):
         return [peer.get("podSelector", {}).get("matchLabels") for r in policy["egress"] for peer in r.get("to", [])]
 
-    assert {name for name, policy in policies.items() if agents in select_peers(policy)} == {"head"}
+    assert {name for name, policy in policies.items() if agents in select_peers(policy)} == {"head", "trainer"}
     assert policies["agent-user"]["podSelector"]["matchLabels"] == agents | {"rljob.dev/agent": "user"}
     assert policies["agent-user"]["egress"] == []
     assert may_reach(policies["agent-calculator"], "93.184.216.34", 8000)
@@ -135,7 +150,8 @@ def test_rollouts_reach_the_weights_of_trainers_and_of_each_other():
         [trainer, rollout]
     ]
     for role in ("trainer", "rollout"):
-        assert [rule["from"] for rule in policies[role]["ingress"] if rule.get("ports") == weights] == [[rollout]]
+        opened = [rule["from"] for rule in policies[role]["ingress"] if weights[0] in rule.get("ports", [])]
+        assert opened == [[rollout]]
 
 
 def test_runner_alone_reaches_the_gateway_of_the_head():
@@ -175,10 +191,10 @@ def test_reward_model_does_not_reach_the_metadata_either():
     assert not any(may_reach(policy, address, 80) for address in METADATA)
 
 
-def test_only_the_head_reaches_the_models_that_a_program_calls_by_name():
+def test_only_the_ray_cluster_reaches_the_models_that_a_program_calls_by_name():
     models = [{"name": "judge", "url": "http://judge.example:8443/v1"}]
     policies = find_policies(build_children(make_program_job(models=models), "token", DEFAULTS))
-    assert [role for role in policies if may_reach(policies[role], "93.184.216.34", 8443)] == ["head"]
+    assert [role for role in policies if may_reach(policies[role], "93.184.216.34", 8443)] == ["head", "trainer"]
 
 
 def test_rollouts_in_the_trainers_pods_are_reached_as_trainers():

@@ -110,7 +110,7 @@ def test_hub_reaches_all_that_load_models_and_no_reward_function():
         if child["kind"] == "NetworkPolicy"
     }
     assert {name for name, ports in policies.items() if 8080 in ports} == {
-        "gsm8k-head", "gsm8k-trainer", "gsm8k-rollout", "gsm8k-reward-j",
+        "gsm8k-head", "gsm8k-rollout", "gsm8k-reward-j",
     }  # fmt: skip
 
 

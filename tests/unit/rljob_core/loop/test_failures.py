@@ -182,7 +182,7 @@ async def test_refused_status_is_an_event_and_the_old_status_with_the_reason():
     await failing.fail(UserError("status: Too long"), takes=REPORT_AFTER_SECONDS, status=planned)
     assert failing.reasons == ["StatusRefused"]
     assert failing.backend.owner.status.progress.step == 0, "what is refused is not written again"
-    assert "Too long" in failing.find(RECONCILE_FAILED).message
+    assert "Too long" in failing.find("Running").message
 
 
 @pytest.mark.parametrize("error", [TransientError("409"), ForbiddenError("no"), UserError("too large")])

@@ -271,7 +271,9 @@ async def test_defect_in_the_plan_is_in_the_status_until_it_is_repaired(owner, k
     with pytest.raises(ValueError, match="NaN"):
         await reconcile(backend, key, START)
     failed = conditions.find(backend.owner.status, conditions.RECONCILE_FAILED)
-    assert (failed.reason, "ValueError: cannot convert float NaN" in failed.message) == ("OperatorError", True)
+    waiting = conditions.find(backend.owner.status, conditions.working_type(owner))
+    assert (failed.reason, "ValueError: cannot convert float NaN" in waiting.message) == ("OperatorError", True)
+    assert not failed.message, "once besides Reconciling"
     monkeypatch.setattr(reconcile_module, "_plan", plan)
     await reconcile(backend, key, START)
     assert conditions.find(backend.owner.status, conditions.RECONCILE_FAILED) is None

@@ -47,8 +47,8 @@ BEFORE = [POD, f"Error creating: {POD}", f"create Pod p-0 in StatefulSet p faile
         ),
         (
             'pod rejected: RuntimeClass "zz" not found',
-            "Pods need the RuntimeClass zz, which does not exist",
-            "create it, or correct spec.runtimeClassName or a role's template",
+            "its Pods need the RuntimeClass zz, which does not exist",
+            "create it, or correct spec.runtimeClassName or {path}.template",
         ),
         ("unknown words", "the API server rejects its Pods: unknown words", ""),
     ],

@@ -54,7 +54,7 @@ def test_many_names_are_counted_and_the_status_has_the_command():
     state = build([child["kind"] for child in render_children(JOB, "t")], orphan)
     plan = plan_job(JOB, state, START, new_token=lambda: "t")
     message = conditions.find(plan.status, conditions.RUNNING).message
-    assert " and 11 more is deleted; " in message
+    assert " and 10 more is deleted; " in message
     assert message.endswith("deployment,job,networkpolicy,poddisruptionbudget,secret,service,statefulset "
                             "-n default -l rljob.dev/job=gsm8k")  # fmt: skip
     assert not plan.delete, "they may be in use"

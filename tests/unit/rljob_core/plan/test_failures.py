@@ -186,7 +186,7 @@ def test_containers_of_others_are_neither_charged_nor_a_user_error(cluster, is_i
         cluster.reconcile()
     assert cluster.failed is None
     assert [role.restarts for role in cluster.job.status.roles] == [0, 0, 0, 0]
-    assert [event.reason for event in cluster.events] == ["FilesNotKept", "Running"]
+    assert [event.reason for event in cluster.events] == ["Running"]
 
 
 @pytest.mark.parametrize("code", [0, 1])

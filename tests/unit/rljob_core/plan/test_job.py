@@ -312,6 +312,11 @@ def test_running_head_is_unchanged_while_a_model_is_missing():
     held = {("Job", "gsm8k-head"), ("NetworkPolicy", "gsm8k-head"), ("ConfigMap", "gsm8k-config")}
     assert not held & {key_of(child) for child in made.children}
     assert made.delete == ()
+    earlier = dict.fromkeys([ChildKey("NetworkPolicy", "gsm8k-trainer")], running.children["Secret", "gsm8k-token"])
+    upgraded = replace(running, children=running.children | earlier)
+    assert make_plan(job, upgraded).delete == (), "the head's policy does not hold for the trainers yet"
+    whole = replace(upgraded, reward_models=observed.reward_models)
+    assert make_plan(job, whole).delete == tuple(earlier), "it does now, and no Pod is replaced"
     running = next(c for c in made.status.conditions if c.type == "Running")
     assert "RewardModel math does not exist" in running.message
 

@@ -7,7 +7,7 @@ from rljob_core.backend import FieldProblem, MissingReferencesError, PodRejected
 from rljob_core.children import WORKLOAD_KINDS, build_children
 from rljob_core.defaults import DEFAULTS
 from rljob_core.plan.causes import REMEDIES
-from rljob_core.plan.rejections import describe_pod_rejection, describe_refusal
+from rljob_core.plan.rejections import describe_pod_rejections, describe_refusal
 from tests.support.job_simulation import make_job
 
 TEMPLATE = {"spec": {"dnsPolicy": "X", "containers": [{"name": "own", "image": "i"}]}}
@@ -63,7 +63,7 @@ def test_answer_without_fields_names_the_template_of_every_role(error):
 
 def test_rejected_pod_has_the_role_and_the_remedy_and_no_generated_name():
     message = 'pods "gsm8k-trainer-x7f2k" is forbidden: violates PodSecurity "restricted:latest": privileged'
-    (cause,) = describe_pod_rejection(JOB, "gsm8k-trainer", PodRejectedError(message))
+    (cause,) = describe_pod_rejections(JOB, {"gsm8k-trainer": PodRejectedError(message)})
     assert cause.reason == "FailedCreate"
     assert cause.message == (
         "trainer: PodSecurity restricted:latest of the namespace rejects its Pods: privileged; change "
@@ -93,16 +93,39 @@ def test_rejected_pod_has_the_role_and_the_remedy_and_no_generated_name():
     ],
 )
 def test_limit_range_and_quota_have_their_own_reason_and_remedy(error, reason, message):
-    (cause,) = describe_pod_rejection(JOB, "gsm8k-trainer", error)
+    (cause,) = describe_pod_rejections(JOB, {"gsm8k-trainer": error})
     assert (cause.reason, cause.message[: len(message)]) == (reason, message)
 
 
-def test_missing_runtime_class_is_the_same_cause_for_all_roles():
-    error = PodRejectedError('pods "x" is forbidden: pod rejected: RuntimeClass "zz" not found')
-    causes = [cause for role in ("head", "trainer") for cause in describe_pod_rejection(JOB, f"gsm8k-{role}", error)]
-    remedy = "create it, or correct spec.runtimeClassName or a role's template"
-    assert {cause.message for cause in causes} == {f"Pods need the RuntimeClass zz, which does not exist; {remedy}"}
-    assert len(set(causes)) == 1
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            'pod rejected: RuntimeClass "zz" not found',
+            "head, reward-correct: its Pods need the RuntimeClass zz, which does not exist; create it, or correct "
+            "spec.runtimeClassName or spec.{head,rewards[0]}.template",
+        ),
+        (
+            'error looking up service account ns/none: serviceaccount "none" not found',
+            "head, reward-correct: its Pods need the service account none, which does not exist; create it, or correct "
+            "spec.serviceAccountName or spec.{head,rewards[0]}.template",
+        ),
+    ],
+)
+def test_what_is_missing_for_several_roles_is_one_cause(text, message):
+    errors = {f"gsm8k-{role}": f'pods "gsm8k-{role}-x7f2k" is forbidden: {text}' for role in ("head", "reward-correct")}
+    (cause,) = describe_pod_rejections(JOB, {name: PodRejectedError(error) for name, error in errors.items()})
+    assert cause.message == message
+
+
+def test_reference_of_several_roles_is_one_cause_with_each_field():
+    job = make_job(head={"template": READS}, trainer={"template": READS})
+    error = MissingReferencesError((Reference("Secret", "key"),))
+    causes = describe_pod_rejections(job, {"gsm8k-head": error, "gsm8k-trainer": error})
+    place = "template.spec.containers[0].envFrom[0].secretRef.name"
+    assert [cause.message for cause in dict.fromkeys(causes)] == [
+        f"spec.head.{place}, spec.trainer.{place}: Secret key does not exist; {REMEDIES['ReferenceMissing']}"
+    ]
 
 
 READS = {"spec": {"containers": [{"name": "trainer", "envFrom": [{"secretRef": {"name": "key"}}]}]}}
@@ -123,11 +146,6 @@ NOTED = {
         ),
         ({"hub": {"tokenSecretRef": {"name": "key", "key": "k"}}}, "Secret key", "spec.hub.tokenSecretRef.name"),
         (
-            {"head": {"template": READS}, "trainer": {"template": READS}},
-            "Secret key",
-            "spec.trainer.template.spec.containers[0].envFrom[0].secretRef.name",
-        ),
-        (
             {"trainer": {"template": NOTED}},
             "Secret key",
             "spec.trainer.template.spec.containers[0].env[0].valueFrom.secretKeyRef.name",
@@ -144,6 +162,6 @@ NOTED = {
 )
 def test_missing_reference_begins_with_the_field_that_names_it(spec, missing, path):
     error = MissingReferencesError((Reference(*missing.split()),))
-    (cause,) = describe_pod_rejection(make_job(**spec), "gsm8k-trainer", error)
+    (cause,) = describe_pod_rejections(make_job(**spec), {"gsm8k-head": error, "gsm8k-trainer": error})[-1:]
     assert cause.reason == "ReferenceMissing"
     assert cause.message == f"{path}: {missing} does not exist; {REMEDIES['ReferenceMissing']}"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rljob_api.wire.driver_status import DriverStatus
-from rljob_core.backend import ChildKey, ObservedState, utc_now
-from rljob_core.plan import conditions, job_status, run_files
+from rljob_core.backend import ChildKey, Event, ObservedState
+from rljob_core.plan import conditions, run_files
 from rljob_core.plan.observed_job import observe_job
 from tests.support.job_simulation import JobSimulation, make_job
 
@@ -88,7 +88,7 @@ def test_emptied_claim_is_reported_too() -> None:
 
 def test_files_in_object_storage_are_kept_and_an_emptied_prefix_is_reported() -> None:
     simulation = run_job(**STORAGE)
-    assert messages(simulation, "FilesNotKept") == []
+    assert messages(simulation, "Running") == []
     simulation.driver = DriverStatus(run_id="second")
     simulation.reconcile()
     assert (
@@ -110,10 +110,10 @@ def test_head_lost_before_the_first_step_loses_nothing() -> None:
 def test_job_without_a_claim_says_once_that_its_files_will_be_deleted(export: str, what: str) -> None:
     simulation = run_job(export=export)
     simulation.reconcile()
-    (message,) = messages(simulation, "FilesNotKept")
-    assert message.startswith(f"{FIELD} is not set: ")
+    (message,) = messages(simulation, "Running")
+    assert message.startswith(f"all Pods are ready; {FIELD} is not set: ")
     assert what in message
-    assert messages(run_job(**CLAIM), "FilesNotKept") == []
+    assert messages(run_job(**CLAIM), "Running") == []
 
 
 def test_suspension_and_success_say_that_the_files_were_lost() -> None:
@@ -131,12 +131,10 @@ def test_suspension_and_success_say_that_the_files_were_lost() -> None:
 
 
 def test_a_backend_that_keeps_the_folder_warns_of_nothing() -> None:
-    job = make_job()
-    status = job.status.model_copy(update={"conditions": []})
-    status = job_status.set_conditions(job, status, {conditions.RUNNING: ("Running", "")}, {}, utc_now())
-    for keeps, num_events in ((False, 1), (True, 0)):
+    job, begins = make_job(), Event("Normal", "Running", "all Pods are ready")
+    for keeps in (False, True):
         observed = observe_job(job, ObservedState(keeps_files=keeps))
-        assert len(run_files.derive_warnings(observed, status, was_running=False)) == num_events
+        assert (run_files.add_warning(observed, begins) == begins) is keeps
         assert ("deleted" in run_files.describe_success(observed)) is not keeps
 
 

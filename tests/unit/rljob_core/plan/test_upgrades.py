@@ -211,6 +211,33 @@ def test_change_after_an_upgrade_rolls_its_role_and_all_of_the_ray_cluster(upgra
     assert newer == rolled - {"rollout"}, "its own image"
 
 
+NAMED, UNNAMED, OTHER = {"serviceAccountName": "default"}, {"serviceAccountName": None}, {"serviceAccountName": "a"}
+
+
+@pytest.mark.parametrize(
+    ("before", "edits", "rolls"),
+    [
+        (UNNAMED, [NAMED], set()),
+        (NAMED, [UNNAMED, NAMED], set()),
+        (NAMED, [UNNAMED | CHANGES["rollout"], NAMED], {"rollout"}),
+        (UNNAMED, [NAMED | {"imagePullSecrets": [{"name": "more"}]}], set(ROLES)),
+        (NAMED, [OTHER], set(ROLES)),
+    ],
+)
+@pytest.mark.parametrize("is_upgraded", [False, True])
+def test_name_of_the_default_service_account_replaces_no_pod(monkeypatch, before, edits, rolls, is_upgraded):
+    operated = Operated(**before)
+    operated.settle()
+    if is_upgraded:
+        change_code(monkeypatch)
+        operated.defaults = NEWER
+    pods_ = operated.pods_of()
+    for edit in edits:
+        operated.edit(**edit)
+        operated.settle()
+    assert replaced(pods_, operated.pods_of()) == rolls
+
+
 @pytest.mark.parametrize("field", ["resources", "nodePool", "template", "image"])
 def test_each_pod_field_rolls_a_reward_after_an_upgrade(upgraded, field):
     value = {

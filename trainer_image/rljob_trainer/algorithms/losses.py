@@ -30,6 +30,7 @@ from torch import Tensor
 from rljob_api.manifest.algorithm import Algorithm, Correction, RatioLevel, Rejection
 from rljob_trainer.algorithms.base import AlgorithmCode, LossInputs
 from rljob_trainer.algorithms.clipping import exp_clamped, mean_by_row, sum_by_row
+from rljob_trainer.algorithms.cross_entropy import CrossEntropy
 from rljob_trainer.algorithms.kl import kl_estimate
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ class LossTerms:
 
 
 def update_loss(
-    algorithm: AlgorithmCode,
+    algorithm: AlgorithmCode | CrossEntropy,
     inputs: LossInputs,
     *,
     weights: Tensor,  # [tokens] share of the token, before the division by the denominator; 0 for padding

@@ -6,7 +6,7 @@ Invariant: what an update trains follows from the data, the seed and its number 
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,99 +32,82 @@ _SOURCE = 1000
 
 @dataclass(frozen=True)
 class GivenRows:
-    numbers: list[int]
-    """[conversations] Rows of the data, in the order of the first epoch."""
-    rows: list[list[TrainRow]]
-    """[conversations][segments]"""
+    conversations: list[tuple[int, list[TrainRow]]]
+    """Row of the data, and what trains of it; in the order of the first epoch."""
     seed: int
     shuffle: bool
 
     def take(self, first: int, count: int) -> tuple[list[int], list[TrainRow]]:
         """Return the numbers and the rows of `count` conversations, from the one at `first` since the run began."""
-        places = [self._find(position) for position in range(first, first + count)]
-        return [self.numbers[place] for place in places], [row for place in places for row in self.rows[place]]
+        found = [self._find(*divmod(first + i, len(self.conversations))) for i in range(count)]
+        return [number for number, _ in found], [row for _, rows in found for row in rows]
 
-    def _find(self, position: int) -> int:
-        epoch, place = divmod(position, len(self.rows))
-        order = epoch_order(len(self.rows), epoch, seed=self.seed, shuffle=self.shuffle and epoch > 0, source=_SOURCE)
-        return int(order[place])
+    def _find(self, epoch: int, position: int) -> tuple[int, list[TrainRow]]:
+        shuffle = self.shuffle and epoch > 0
+        order = epoch_order(len(self.conversations), epoch, seed=self.seed, shuffle=shuffle, source=_SOURCE)
+        return self.conversations[order[position]]
 
 
 def build_given(spec: RLJobSpec, prompts: PromptSet, tokenizer: Any, limit: int | None) -> GivenRows:
     """Return the conversations that the warm start trains on. `prompts`: with the answers as ground truth. `limit`: of
     a conversation in tokens, longer ones are left out. Raise InputError if a conversation is unusable."""
-    data, schedule = spec.data, spec.schedule
-    template = None
+    data, schedule, known = spec.data, spec.schedule, list(prompts.by_row.values())
+    template, num_too_long = None, 0
     if data.format == "chat":
         template = ChatTemplate(tokenizer, spec.agent.tool_format, data.chat_template_arguments)
-    known, wanted = list(prompts.by_row.values()), schedule.num_warm_steps * schedule.prompts_per_step
-    given, num_too_long = GivenRows([], [], schedule.seed, data.shuffle), 0
-    for place in epoch_order(len(known), 0, seed=schedule.seed, shuffle=data.shuffle, source=_SOURCE).tolist():
+    given = GivenRows([], schedule.seed, data.shuffle)
+    for place in epoch_order(len(known), 0, seed=schedule.seed, shuffle=data.shuffle, source=_SOURCE):
         prompt = known[place]
         segments = _write_text(prompt, tokenizer) if template is None else _write_chat(prompt, template)
         if limit is not None and max(len(segment.token_ids) for segment in segments) > limit:
             num_too_long += 1
             continue
-        given.numbers.append(prompt.index)
-        given.rows.append([_build_row(segment, prompt.index) for segment in segments])
-        if len(given.rows) == wanted:
+        given.conversations.append((prompt.index, [_build_row(segment, prompt.index) for segment in segments]))
+        if len(given.conversations) == schedule.num_warm_steps * schedule.prompts_per_step:
             break
+    problem = f"{num_too_long} conversations have more than {limit} tokens, rollout.maxModelLen or the model's context"
+    if not given.conversations:
+        raise InputError(f"{FIELD}.source", f"all {problem}; raise it, or shorten them")
     if num_too_long:
-        problem = f"{num_too_long} conversations have more than {limit} tokens, the length of rollout.maxModelLen"
-        if not given.rows:
-            raise InputError(f"{FIELD}.source", f"all {problem}, or of the model's context; raise it, or shorten them")
-        log.warning("%s: %s, or of the model's context, and are left out", FIELD, problem)
+        log.warning("%s: %s, and are left out", FIELD, problem)
     return given
 
 
 def _build_row(segment: Segment, number: int) -> TrainRow:
-    weights = segment.loss_mask.astype(np.float32)
-    return TrainRow(segment.token_ids, segment.loss_mask, segment.logprobs, weights, segment.versions, episode=number)
+    mask = segment.loss_mask
+    return TrainRow(
+        segment.token_ids, mask, segment.logprobs, mask.astype(np.float32), segment.versions, episode=number
+    )
 
 
 def _write_text(prompt: Prompt, tokenizer: Any) -> list[Segment]:
-    text = str(prompt.prompt)
-    answer = "".join(str(message["content"]) for message in prompt.ground_truth)
-    whole = [int(token_id) for token_id in tokenizer([text + answer])["input_ids"][0]]
-    is_prefix = whole[: len(prompt.token_ids)] == prompt.token_ids
-    rest = (
-        whole[len(prompt.token_ids) :] if is_prefix else tokenizer([answer], add_special_tokens=False)["input_ids"][0]
-    )
-    end = tokenizer.eos_token_id
-    segment = prompt_segment(prompt)
-    segment.append_sampled(_complete([*rest, *([] if end is None or rest[-1:] == [end] else [end])], answer), turn=0)
+    def encode(text: str) -> list[int]:
+        return list(tokenizer([text], add_special_tokens=False)["input_ids"][0])
+
+    answer, segment = "".join(str(message["content"]) for message in prompt.ground_truth), prompt_segment(prompt)
+    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    segment.append_sampled(_complete([*_encode_rest(encode, str(prompt.prompt), answer), *end], answer), turn=0)
     return [segment]
 
 
 def _write_chat(prompt: Prompt, template: ChatTemplate) -> list[Segment]:
-    assert not isinstance(prompt.prompt, str)
-    messages = [*prompt.prompt, *prompt.ground_truth]
+    """Raise InputError."""
     try:
-        return _play(messages, _read_tools(prompt), template)
-    except TemplateError as error:
-        raise InputError(f"{FIELD}.prompt", f"row {prompt.index + 1}: {error}") from error
-
-
-def _read_tools(prompt: Prompt) -> list[ToolSchema]:
-    """Return what the column `tools` describes, as OpenAI's API has it."""
-    try:
-        return [ToolSchema.model_validate(each.get("function", each)) for each in prompt.extra_info.get("tools") or []]
-    except (AttributeError, TypeError, ValueError) as error:
+        tools = [ToolSchema.model_validate(each["function"]) for each in prompt.extra_info.get("tools") or []]
+    except (KeyError, TypeError, ValueError) as error:
         problem = f"row {prompt.index + 1}: the column tools is no list of functions, as OpenAI's API has them"
         raise InputError(f"{FIELD}.source", f"{problem}: {error}") from error
-
-
-def _play(messages: Sequence[Message], tools: Sequence[ToolSchema], template: ChatTemplate) -> list[Segment]:
-    """Return the segments of the conversation. Raise TemplateError."""
     conversation = Conversation(template, [], tools)
-    for message in messages:
-        if message["role"] != "assistant":
-            conversation.add([message])
-            continue
-        conversation.next_prompt()
-        history = conversation.rendered
-        token_ids = _encode_answer(history, message, tools, template)
-        conversation.add_answer(_complete(token_ids, str(message.get("content") or "")), message)
+    try:
+        for message in [*prompt.prompt, *prompt.ground_truth]:
+            if message["role"] == "assistant":
+                conversation.next_prompt()
+                token_ids = _encode_answer(conversation.rendered, message, tools, template)
+                conversation.add_answer(_complete(token_ids, str(message.get("content") or "")), message)
+            else:
+                conversation.add([message])
+    except TemplateError as error:
+        raise InputError(f"{FIELD}.prompt", f"row {prompt.index + 1}: {error}") from error
     return conversation.segments
 
 
@@ -140,14 +123,17 @@ def _encode_answer(
             f"ends with {prompt[-30:]!r}, so nothing is known to train on; set data.chatTemplateArguments, such as "
             "enable_thinking, or model.chatTemplate so that they agree"
         )
-    before, whole = template.encode(prompt), template.encode(closed)
-    is_prefix = whole[: len(before)] == before
-    token_ids = whole[len(before) :] if is_prefix else template.encode(closed[len(prompt) :])
+    token_ids = _encode_rest(template.encode, prompt, closed[len(prompt) :])
     if template.end_token in token_ids:  # what follows it is of the next prompt
         token_ids = token_ids[: len(token_ids) - token_ids[::-1].index(template.end_token)]
     return token_ids
 
 
-def _complete(token_ids: Sequence[int], text: str) -> Completion:
-    nothing = [0] * len(token_ids)
-    return Completion([*token_ids], [*map(float, nothing)], nothing, text, truncated=False)
+def _encode_rest(encode: Callable[[str], list[int]], before: str, rest: str) -> list[int]:
+    """Encode `rest` as it is encoded after `before`: some tokenizers write a space at the start of a text."""
+    known, whole = encode(before), encode(before + rest)
+    return whole[len(known) :] if whole[: len(known)] == known else encode(rest)
+
+
+def _complete(token_ids: list[int], text: str) -> Completion:
+    return Completion(token_ids, [0.0] * len(token_ids), [0] * len(token_ids), text, truncated=False)

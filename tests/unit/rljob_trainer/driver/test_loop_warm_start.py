@@ -27,8 +27,7 @@ def given_row(number: int) -> TrainRow:
 
 
 def place_rows(harness):
-    rows = [[given_row(number)] for number in range(NUM_ROWS)]
-    harness.given = GivenRows([*range(NUM_ROWS)], rows, seed=7, shuffle=True)
+    harness.given = GivenRows([(number, [given_row(number)]) for number in range(NUM_ROWS)], seed=7, shuffle=True)
 
 
 @pytest.mark.parametrize("kind", ["onPolicy", "bounded"])

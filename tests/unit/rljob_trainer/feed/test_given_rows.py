@@ -49,7 +49,7 @@ def build(
 
 def trained(given: GivenRows, number: int = 0) -> list[str]:
     """The trained text of each row of a conversation."""
-    rows = given.rows[number]
+    rows = given.conversations[number][1]
     for row in rows:
         assert (row.advantages == row.loss_mask).all()
         assert not row.loss_mask[0], "nothing predicts the first token"
@@ -57,7 +57,7 @@ def trained(given: GivenRows, number: int = 0) -> list[str]:
 
 
 def whole(given: GivenRows) -> list[str]:
-    return [build_tokenizer().decode(row.token_ids) for row in given.rows[0]]
+    return [build_tokenizer().decode(row.token_ids) for row in given.conversations[0][1]]
 
 
 @pytest.mark.parametrize("family", ["smollm2", "qwen25", "llama3"])
@@ -120,7 +120,7 @@ def test_a_template_that_writes_an_answer_otherwise_than_it_generates_is_refused
 def test_long_conversations_are_left_out_and_an_error_if_all_are(caplog: pytest.LogCaptureFixture) -> None:
     long, short = [ASK, say("4 " * 90)], [ASK, say("4.")]
     given = build(long, short, limit=120)
-    assert given.numbers == [1]
+    assert [number for number, _ in given.conversations] == [1]
     assert "spec.data.warmStart: 1 conversations have more than 120 tokens" in caplog.text
     with pytest.raises(InputError, match=r"spec.data.warmStart.source: all 1 conversations have more than 120 tokens"):
         build(long, limit=120)
@@ -137,4 +137,4 @@ def test_rows_follow_in_epochs_and_by_position_alone() -> None:
 
 def test_no_more_conversations_are_read_than_the_steps_train() -> None:
     given = build(*([ASK, say(f"{i}.")] for i in range(9)))
-    assert given.numbers == [0, 1, 2, 3]
+    assert [number for number, _ in given.conversations] == [0, 1, 2, 3]

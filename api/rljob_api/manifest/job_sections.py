@@ -125,6 +125,9 @@ class GivenSource(DataSource):
 
     MAY_BE_ENV: ClassVar[bool] = False
     RULES: ClassVar[tuple[Rule, ...]] = HasSource.RULES
+    name: ClassVar[str] = "warmStart"
+    """No other source can have it."""
+    weight: ClassVar[float] = 1.0
 
     answer: ShortText = "answer"
     """Column of the assistant's answer: a string, or a list of messages. The column of prompt: a conversation that ends
@@ -154,7 +157,7 @@ class NamedSource:
 
 
 def _different_sources(data: Any) -> bool:
-    return len({data.train.name, *(each.name for each in data.mix)}) == 1 + len(data.mix)
+    return len({each.source.name for each in data.train_sources}) == len(data.train_sources)
 
 
 class Data(Spec):

@@ -39,13 +39,12 @@ class GivenRows:
 
     def take(self, first: int, count: int) -> tuple[list[int], list[TrainRow]]:
         """Return the numbers and the rows of `count` conversations, from the one at `first` since the run began."""
-        found = [self._find(*divmod(first + i, len(self.conversations))) for i in range(count)]
+        found = []
+        for position in range(first, first + count):
+            epoch, place = divmod(position, size := len(self.conversations))
+            order = epoch_order(size, epoch, seed=self.seed, shuffle=self.shuffle and epoch > 0, source=_SOURCE)
+            found.append(self.conversations[order[place]])
         return [number for number, _ in found], [row for _, rows in found for row in rows]
-
-    def _find(self, epoch: int, position: int) -> tuple[int, list[TrainRow]]:
-        shuffle = self.shuffle and epoch > 0
-        order = epoch_order(len(self.conversations), epoch, seed=self.seed, shuffle=shuffle, source=_SOURCE)
-        return self.conversations[order[position]]
 
 
 def build_given(spec: RLJobSpec, prompts: PromptSet, tokenizer: Any, limit: int | None) -> GivenRows:
@@ -91,14 +90,9 @@ def _write_text(prompt: Prompt, tokenizer: Any) -> list[Segment]:
 
 
 def _write_chat(prompt: Prompt, template: ChatTemplate) -> list[Segment]:
-    """Raise InputError."""
     try:
         tools = [ToolSchema.model_validate(each["function"]) for each in prompt.extra_info.get("tools") or []]
-    except (KeyError, TypeError, ValueError) as error:
-        problem = f"row {prompt.index + 1}: the column tools is no list of functions, as OpenAI's API has them"
-        raise InputError(f"{FIELD}.source", f"{problem}: {error}") from error
-    conversation = Conversation(template, [], tools)
-    try:
+        conversation = Conversation(template, [], tools)
         for message in [*prompt.prompt, *prompt.ground_truth]:
             if message["role"] == "assistant":
                 conversation.next_prompt()
@@ -106,8 +100,9 @@ def _write_chat(prompt: Prompt, template: ChatTemplate) -> list[Segment]:
                 conversation.add_answer(_complete(token_ids, str(message.get("content") or "")), message)
             else:
                 conversation.add([message])
-    except TemplateError as error:
-        raise InputError(f"{FIELD}.prompt", f"row {prompt.index + 1}: {error}") from error
+    except (TemplateError, KeyError, TypeError, ValueError) as error:
+        remedy = "tools must be functions, and messages such as the chat template takes; correct the row, or remove it"
+        raise InputError(FIELD, f"row {prompt.index + 1}: {error}: {remedy}") from error
     return conversation.segments
 
 

@@ -26,7 +26,7 @@ from typing import Any, Final, TypeVar
 
 from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.evaluation import HeldOutSet
-from rljob_api.manifest.job_sections import DataSource, GivenSource, MixedSource, Model, TrainSource
+from rljob_api.manifest.job_sections import DataSource, GivenSource, Model, NamedSource
 from rljob_api.manifest.job_spec import JobSpec
 from rljob_api.manifest.services.runner import RUNNER_SERVICE
 from rljob_api.run.folder import last_checkpoint
@@ -269,19 +269,18 @@ def load_inputs(environment: Environment, settings: ModelSettings) -> Inputs:
         log.info("%s", describe_lengths(table))
         return prompts
 
-    def load_source(source: TrainSource | MixedSource, location: str, path: str) -> PromptSource:
-        prompts = load(source, location, path)
+    def load_source(each: NamedSource, location: str) -> PromptSource:
+        prompts, source = load(each.source, location, each.path), each.source
         name = source.name if spec.data.tells_sources_apart else ""
         return PromptSource(source.name, source.weight, prompts.named(name))
 
     sources = spec.data.train_sources if spec.trains else []
-    located = list(zip(sources, environment.train_data, strict=spec.trains))
-    train = [load_source(s.source, at, s.path) for s, at in located if not isinstance(s.source, GivenSource)]
-    given = [load(s.source, at, s.path) for s, at in located if isinstance(s.source, GivenSource)]
+    train = [load_source(*each) for each in zip(sources, environment.train_data, strict=spec.trains)]
     length = spec.rollout.max_model_len or settings.model_length
+    given = build_given(spec, train.pop().prompts, tokenizer, length) if train and spec.data.warm_start else None
     sets, held_out_at = spec.held_out_sets, environment.held_out_data
     held_out = {s.name: list(load(s.data, held_out_at[s.name], s.data_path, s).by_row.values()) for s in sets}
-    return Inputs(train, held_out, tokenizer, build_given(spec, given[0], tokenizer, length) if given else None)
+    return Inputs(train, held_out, tokenizer, given)
 
 
 class HubWait:

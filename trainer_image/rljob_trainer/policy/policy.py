@@ -27,7 +27,6 @@ from rljob_api.manifest.job import RLJob
 from rljob_inputs.memory.plan import ModelFacts, Question, plan_update
 from rljob_inputs.models.config import publishes_adapter
 from rljob_trainer.algorithms.base import LossInputs
-from rljob_trainer.algorithms.cross_entropy import CrossEntropy
 from rljob_trainer.algorithms.losses import loglinear_proximal, update_loss
 from rljob_trainer.algorithms.registry import build_algorithm
 from rljob_trainer.episodes.types import TokenFacts
@@ -97,7 +96,7 @@ class Policy:
             self.adapters.find_shards(self.model, _PREFIX)
         self.optimizer = optimizer.build_optimizer(self.model, self.algorithm.optimizer)
         self.num_updates = 0
-        self._cross_entropy = CrossEntropy(self._code.settings)
+        self._num_warm = job.spec.schedule.num_warm_steps * job.spec.schedule.mini_batches
         # FSDP creates its streams in the first forward. Before that, parameters can only be gathered one by one.
         self._has_run_forward = False
 
@@ -171,16 +170,16 @@ class Policy:
     def is_warm(self) -> bool:
         """Whether the next update is one of the warm start, on given rows: by cross-entropy, without a reference model,
         and not of the critic."""
-        return self.num_updates < self.spec.schedule.num_warm_steps * self.spec.schedule.mini_batches
+        return self.num_updates < self._num_warm
 
     def _learning_rate(self, settings: Optimizer) -> float:
         """Return the rate of the next update. The warm start is as long a job of its own, and RL another one."""
-        schedule = self.spec.schedule
-        num_warm, total = (each * schedule.mini_batches for each in (schedule.num_warm_steps, schedule.steps))
-        if not self.is_warm or schedule.warm_start is None:
-            return learning_rate(settings, self.num_updates - num_warm, total - num_warm)
-        own = schedule.warm_start.learning_rate or settings.learning_rate
-        return learning_rate(settings.model_copy(update={"learning_rate": own}), self.num_updates, num_warm)
+        schedule, warm = self.spec.schedule, self.spec.schedule.warm_start
+        if not self.is_warm or warm is None:
+            total = schedule.steps * schedule.mini_batches
+            return learning_rate(settings, self.num_updates - self._num_warm, total - self._num_warm)
+        own = {"learning_rate": warm.learning_rate or settings.learning_rate}
+        return learning_rate(settings.model_copy(update=own), self.num_updates, self._num_warm)
 
     def gather_weights(self, cost: MergeCost | None = None) -> dict[str, Tensor]:
         """Return what _stream_weights yields on rank 0's CPU, valid until the next update; {} on other ranks.
@@ -260,9 +259,7 @@ class Policy:
             yield name.removeprefix(_PREFIX), sharding.gather(parameter, self.dtype)
 
     def _loss(self, batch: MicroBatch, reference: Tensor | None) -> Tensor:
-        code = self._cross_entropy if self.is_warm else self._code
-        logprobs, entropy = self.model(batch, bool(code.settings.algorithm.entropy_coefficient))
-        # No rollout has sampled given rows: as if the policy had, now.
+        logprobs, entropy = self.model(batch, bool(self.algorithm.entropy_coefficient))
         rollout_logprobs = logprobs.detach() if self.is_warm else self._tensor(batch.rollout_logprobs)
         inputs = LossInputs(
             logprobs=logprobs,
@@ -273,7 +270,14 @@ class Policy:
             num_rows=len(batch.row_indices),
         )
         weights = self._tensor(batch.weights)
-        terms = update_loss(code, inputs, weights=weights, entropy=entropy, reference_logprobs=reference)
+        terms = update_loss(
+            self._code,
+            inputs,
+            weights=weights,
+            entropy=entropy,
+            reference_logprobs=reference,
+            is_given=self.is_warm,
+        )
         self._metrics.add(terms.sums, terms.maxima)
         return terms.loss
 

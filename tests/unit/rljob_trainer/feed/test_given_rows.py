@@ -103,7 +103,7 @@ def test_text_trains_on_the_answer_and_the_end_of_sequence() -> None:
 
 
 def test_tools_that_are_no_functions_name_the_row() -> None:
-    with pytest.raises(InputError, match=r"spec.data.warmStart.source: row 1: the column tools is no list of func"):
+    with pytest.raises(InputError, match=r"spec.data.warmStart: row 1: .*tools must be functions"):
         build([ASK, say("4.")], tools=["add"])
 
 
@@ -111,7 +111,7 @@ def test_a_template_that_writes_an_answer_otherwise_than_it_generates_is_refused
     template = FAMILIES["smollm2"] + "{% if add_generation_prompt %}<think>{% endif %}"
     FAMILIES["thinks"] = template
     try:
-        with pytest.raises(InputError, match=r"spec.data.warmStart.prompt: row 1: the chat template writes an answer"):
+        with pytest.raises(InputError, match=r"spec.data.warmStart: row 1: the chat template writes an answer"):
             build([ASK, say("4.")], family="thinks")
     finally:
         del FAMILIES["thinks"]

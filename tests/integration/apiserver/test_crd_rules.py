@@ -80,6 +80,8 @@ SMALL_CACHE = {"source": "/m", "kvCacheMemory": "1Ki"}
 SANDBOX_WITH_PODS = {"name": "code", "sandbox": {"image": "python"}}
 OTHER_DATA = {"name": "other", "source": "/other.jsonl"}
 ROWS = {"source": "env://train"}
+GIVEN: dict[str, Any] = {"source": "/given.jsonl"}
+WARM: dict[str, Any] = {"data.warmStart": GIVEN, "schedule.warmStart": {"steps": 5}}
 OTHER_ROWS = {"name": "other"} | ROWS
 RUN_COMMAND: dict[str, Any] = {"type": "program", "runner": COMMAND}
 OTHER_MODEL = {"name": "judge", "url": "http://judge/v1"}
@@ -94,6 +96,9 @@ VIOLATIONS: list[tuple[str, str, str, dict[str, Any]]] = [
     ("DataSource", "must be left out with env://", "RLJob", PROGRAM | {"data.eval": ROWS | {"revision": "main"}}),
     ("TrainSource", "must be left out with env://", "RLJob", PROGRAM | {"data.train": ROWS | {"split": "train"}}),
     ("MixedSource", "must be left out with env://", "RLJob", PROGRAM | {"data.mix": [OTHER_ROWS | {"subset": "a"}]}),
+    ("GivenSource", "must be hf://org/name, pvc://", "RLJob", WARM | {"data.warmStart.source": "env://train"}),
+    ("Schedule", "must be at least warmStart.steps", "RLJob", WARM | {"schedule.steps": 4}),
+    ("RLJobSpec", "must be set together", "RLJob", {"data.warmStart": GIVEN}),
     ("Data", "must have names that differ", "RLJob", {"data.mix": [OTHER_DATA | {"name": "train"}]}),
     ("Data", "must contain at least one column", "RLJob", {"data.template": "Answer this: prompt"}),
     ("Tracking", "must be set, since wandbEntity", "RLJob", {"tracking.wandbGroup": "ablations"}),
@@ -439,6 +444,8 @@ IMMUTABLE_CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ),
     ("algorithm.type", {}, {"algorithm.type": "rloo"}),
     ("schedule.seed", {}, {"schedule.seed": 1}),
+    ("schedule.warmStart.steps", {}, WARM),
+    ("schedule.warmStart.steps", WARM, {"schedule.warmStart.steps": 6}),
     ("managedBy", {}, {"managedBy": "kueue.x-k8s.io/multikueue"}),
     ("trainer.lora", {}, {"trainer.lora": {}}),
     ("trainer.lora", {"trainer.lora": {"rank": 8}}, {"trainer.lora.rank": 16}),

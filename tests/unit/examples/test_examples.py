@@ -109,6 +109,18 @@ def test_environment_with_its_own_rows_differs_by_its_data_and_holds_sums_out() 
     assert not sums["train"] & sums["eval"], "no held-out sum, nor its mirror, is trained on"
 
 
+def test_warm_start_of_the_quickstart_adds_given_rows_and_halves_the_steps_of_rl() -> None:
+    base, variant = (load_job(EXAMPLES / "quickstart" / name).spec for name in ("rljob.yaml", "warm-start.yaml"))
+    given = variant.data.warm_start
+    assert given is not None
+    assert variant.schedule.steps - variant.schedule.num_warm_steps == base.schedule.steps / 2
+    assert variant.schedule.num_warm_steps * variant.schedule.prompts_per_step <= 100 == given.limit
+    data = variant.data.model_copy(update={"warm_start": None})
+    schedule = variant.schedule.model_copy(update={"warm_start": None, "steps": base.schedule.steps})
+    evaluation = variant.evaluation.model_copy(update={"every_steps": base.evaluation.every_steps})
+    assert variant.model_copy(update={"data": data, "schedule": schedule, "evaluation": evaluation}) == base
+
+
 def test_shared_example_differs_from_the_tiny_one_by_its_placement_alone() -> None:
     tiny, shared = (load_job(EXAMPLES / name / "rljob.yaml").spec for name in ("tiny", "shared"))
     assert shared.shares_trainer

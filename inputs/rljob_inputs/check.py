@@ -425,7 +425,10 @@ def _measure_prompts(
     for row in rows:
         if num_characters > _MAX_MEASURED_CHARACTERS:
             break
-        rendered.append(render(data, source, row, path))
+        prompt = render(data, source, row, path)
+        given = read_answer(source, row, path) if isinstance(source, GivenSource) else []
+        text = "".join(str(message["content"]) for message in given)
+        rendered.append(prompt + text if isinstance(prompt, str) else [*prompt, *given])
         num_characters += len(str(rendered[-1]))
     tokens = tokenize(data, rendered, tokenizer)
     if empty := [row for row, token_ids in zip(rows, tokens, strict=False) if not token_ids]:

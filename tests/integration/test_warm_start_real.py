@@ -28,7 +28,7 @@ def start(folder: Path) -> Run:
 
 @pytest.mark.real
 @pytest.mark.slow
-def test_a_job_killed_in_its_warm_start_trains_the_rows_and_weights_of_an_undisturbed_one(tmp_path: Path) -> None:
+def test_a_job_killed_in_its_warm_start_trains_the_weights_of_an_undisturbed_one(tmp_path: Path) -> None:
     undisturbed, killed = start(tmp_path / "undisturbed"), None
     try:
         undisturbed.finish()

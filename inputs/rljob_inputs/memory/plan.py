@@ -115,9 +115,8 @@ def max_row_tokens(question: Question) -> int:
     turns = 1 if spec.agent.type == "singleTurn" else spec.agent.turn_limit
     answers = turns * spec.rollout.sampling.answer_tokens
     prompt = spec.data.max_prompt_tokens or question.max_prompt_tokens
-    if turns > 1 or prompt is None or spec.data.warm_start:
-        # Replies of users and tools are as unknown as a prompt, and given answers: within maxModelLen, else as long as
-        # the answers.
+    if turns > 1 or prompt is None:
+        # Replies of users and tools are as unknown as a prompt: within maxModelLen, else as long as the answers.
         prompt = spec.rollout.max_model_len or answers
     return min(answers + prompt, question.context_length or answers + prompt)
 

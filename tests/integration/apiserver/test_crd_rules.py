@@ -563,7 +563,8 @@ def test_every_rule_of_the_types_has_a_case():
     assert not shared, "rules with the same beginning need a case each"
     immutable = {(spec.__name__, rule.field) for spec in ALL_SPECS for rule in spec.CLUSTER_RULES}
     covered = {("RLJobSpec", field) for field, _, _ in IMMUTABLE_CASES} | {
-        (name, "source") for name in ("Model", "DataSource", "TrainSource", "MixedSource", "ServedModel", "ModelReward")
+        (name, "source")
+        for name in ("Model", "DataSource", "TrainSource", "MixedSource", "GivenSource", "ServedModel", "ModelReward")
     }
     covered.add(("ChatTemplate", "file"))
     assert immutable == covered, "add a case to IMMUTABLE_CASES or to the test of relative paths"
@@ -684,11 +685,14 @@ def test_job_that_an_earlier_version_stored_is_valid_and_may_change(storing_serv
     assert storing_server.update_verdict(put(stored, "rewards", [])) != ""
 
 
-@pytest.mark.parametrize("path", ["model.source", "data.train.source", "data.mix.0.source", "data.eval.source"])
+SOURCES = ("model.source", "data.train.source", "data.mix.0.source", "data.warmStart.source", "data.eval.source")
+
+
+@pytest.mark.parametrize("path", SOURCES)
 def test_relative_path_is_rejected_by_a_cluster_and_by_the_operator(server, path):
     from rljob_core.plan.validate import find_problems
 
-    manifest = put(put(smallest(), "data.mix", [OTHER_DATA]), path, "./relative")
+    manifest = put(put_all(smallest(), WARM | {"data.mix": [OTHER_DATA]}), path, "./relative")
     assert "work only with `rljob run`" in server.verdict(manifest)
     assert offline(manifest) == "", "`rljob run` accepts it"
     assert f"spec.{path}".replace(".0", "[0]") in " ".join(find_problems(RLJob.model_validate(manifest)))

@@ -113,7 +113,7 @@ def test_whole_update(peers, case):
 
 
 def test_cross_entropy(peers):
-    """Of a warm start, under settings that change another loss."""
+    """The loss of a warm start, under settings that change another one."""
     batch = build_batch(EQUAL)
     spec = algorithm_spec(entropyCoefficient=0.1, correction={"type": "mask", "rejection": {"cap": 1.1}})
     sampled, logprobs = batch.mask.bool(), batch.logprobs.clone().requires_grad_()

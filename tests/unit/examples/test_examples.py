@@ -114,7 +114,11 @@ def test_warm_start_of_the_quickstart_adds_given_rows_and_halves_the_steps_of_rl
     given = variant.data.warm_start
     assert given is not None
     assert variant.schedule.steps - variant.schedule.num_warm_steps == base.schedule.steps / 2
-    assert variant.schedule.num_warm_steps * variant.schedule.prompts_per_step <= 100 == given.limit
+    assert (
+        variant.schedule.num_warm_steps * variant.schedule.prompts_per_step
+        <= 100
+        == len(rows(EXAMPLES / "quickstart", given))
+    )
     data = variant.data.model_copy(update={"warm_start": None})
     schedule = variant.schedule.model_copy(update={"warm_start": None, "steps": base.schedule.steps})
     evaluation = variant.evaluation.model_copy(update={"every_steps": base.evaluation.every_steps})
@@ -160,6 +164,9 @@ def test_sums_in_git_equal_the_output_of_their_script() -> None:
     for name, pairs in zip(("train", "eval"), make_sums.split_pairs(), strict=True):
         text = (EXAMPLES / "quickstart" / "data" / f"{name}.jsonl").read_text()
         assert text == "".join(map(make_sums.build_row, pairs))
+        if name == "train":
+            given = (EXAMPLES / "quickstart" / "data" / "given.jsonl").read_text()
+            assert given == "".join(map(make_sums.build_given_row, pairs[:100]))
         assert all(row["answer"] == str(row["a"] + row["b"]) for row in map(json.loads, text.splitlines()))
 
 

@@ -33,7 +33,7 @@ _SOURCE = 1000
 @dataclass(frozen=True)
 class GivenRows:
     conversations: list[tuple[int, list[TrainRow]]]
-    """Row of the data, and what trains of it; in the order of the first epoch."""
+    """Each with its row of the data, in the order of the first epoch."""
     seed: int
     shuffle: bool
 

@@ -139,7 +139,7 @@ class UpdateNumbers(Record):
     """
 
     loss: float | None = None
-    """Policy loss, with the KL penalty and the entropy bonus."""
+    """Policy loss, with the KL penalty and the entropy bonus; the cross-entropy in the warm start."""
     policy_loss: float | None = None
     """Policy loss alone."""
     grad_norm: float | None = None

@@ -13,7 +13,7 @@ from typing import Any
 
 from rljob_api.errors import RLJobError, TransientError, UserError
 from rljob_api.manifest.job import RLJob, RLJobSpec
-from rljob_api.manifest.job_sections import Data, DataSource
+from rljob_api.manifest.job_sections import Data, DataSource, GivenSource
 from rljob_api.manifest.roles import ALL_LINEAR, Lora
 from rljob_api.manifest.services.models import ServedModel
 from rljob_api.manifest.sources import ChatTemplate, find_argument_problem
@@ -153,7 +153,8 @@ def _check_all(job: RLJob, locate: Callable[[str], str | None], access: HubAcces
     context_length = configs.find_context_length(model.config) if model and not overridden else None
     held_out = {each.data_path: each for each in report.resolved.spec.held_out_sets}
     for path, source, split in sources:
-        limit = find_limit(report.resolved.spec, held_out.get(path), context_length)
+        is_given = isinstance(source, GivenSource)
+        limit = find_limit(report.resolved.spec, held_out.get(path), context_length, is_given=is_given)
         _merge(report, _check_data(job.spec.data, source, path, split, data[path].result(), tokenizer, limit))
     if all(found.is_warning for found in report.findings):
         _check_held_out(report, job.spec.data, [(*each, data[each[0]].result()) for each in sources])
@@ -424,7 +425,10 @@ def _measure_prompts(
     for row in rows:
         if num_characters > _MAX_MEASURED_CHARACTERS:
             break
-        rendered.append(render(data, source, row, path))
+        prompt = render(data, source, row, path)
+        given = read_answer(source, row, path) if isinstance(source, GivenSource) else []
+        text = "".join(str(message["content"]) for message in given)
+        rendered.append(prompt + text if isinstance(prompt, str) else [*prompt, *given])
         num_characters += len(str(rendered[-1]))
     tokens = tokenize(data, rendered, tokenizer)
     if empty := [row for row, token_ids in zip(rows, tokens, strict=False) if not token_ids]:

@@ -86,6 +86,8 @@ class DriverHarness:
         self.template, self.context_length = None, None
         self.sources = []
         """Sources of training prompts. Empty: one with ten rows."""
+        self.given = None
+        """Rows of the warm start."""
         self.write_answer = None
         self.answer_call = lambda service, body: None
         self.rollouts = [FakeRollout(self, f"{network}.{10 + i}") for i in range(num_rollouts)]
@@ -267,6 +269,7 @@ class DriverHarness:
                 Datasets(
                     self.sources or [PromptSource("train", 1.0, PromptSet(len(train), train))],
                     {each.name: held_out for each in spec.held_out_sets},
+                    self.given,
                 ),
                 "/m",
                 self.read_spec,

@@ -61,6 +61,8 @@ LATER = UpdateVersions(proximal=3, current=3.5, end=4)
 
 
 NO_SIGNAL = (0, 4, 5, 11)
+WARM = {"warmStart": {"steps": 2, "learningRate": 5e-3}}
+WITH_CRITIC = Algorithm.model_validate({"type": "ppo", "optimizer": OPTIMIZER})
 
 
 def build_rows(seed: int = 0, *, level: str = "token") -> list[TrainRow]:
@@ -106,6 +108,16 @@ def build_row(
         weight=weight,
         episode=episode,
     )
+
+
+def given_rows() -> list[TrainRow]:
+    """The same tokens as given conversations: nobody has sampled them."""
+    return [
+        dataclasses.replace(
+            row, rollout_logprobs=np.zeros_like(row.rollout_logprobs), advantages=row.loss_mask.astype(np.float32)
+        )
+        for row in build_rows()
+    ]
 
 
 def denominator(rows: list[TrainRow], level: str = "token") -> float:
@@ -195,18 +207,20 @@ class Scenarios:
             algorithm = Algorithm.model_validate({**settings, "optimizer": OPTIMIZER})
             self.train(name, algorithm, versions=LATER, level="sequence", calls=3, micro_batch_tokens=24, updates=1)
         self.train("nothing", PLAIN, rows=all_invalid(build_rows()))
+        self.train("warm", EVERYTHING, rows=given_rows(), calls=2, schedule=WARM)
+        self.train("warm-critic", WITH_CRITIC, rows=given_rows(), updates=1, schedule=WARM)
         self.skip()
         self.rest()
         self.inspect()
         self.publish()
         self.save()
 
-    def policy(self, algorithm: Algorithm, **trainer: Any) -> Policy:
+    def policy(self, algorithm: Algorithm, schedule: dict[str, Any] | None = None, **trainer: Any) -> Policy:
         spec = {
             "model": {"source": "/m"},
-            "data": {"train": {"source": "/t"}},
+            "data": {"train": {"source": "/t"}, **({"warmStart": {"source": "/w"}} if schedule else {})},
             "rewards": [{"name": "r", "function": {"inline": "x"}}],
-            "schedule": {"steps": 10},
+            "schedule": {"steps": 10, **(schedule or {})},
             "algorithm": algorithm,
             "rollout": {"maxModelLen": 64, "sampling": {"maxTokens": 16}},
             "trainer": {"dtype": "float32", **trainer},

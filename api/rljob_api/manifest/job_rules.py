@@ -253,6 +253,13 @@ RULES: Final = (
         "self.agent.type == 'singleTurn' || self.data.format == 'chat'",
     ),
     Rule(
+        ("data.warmStart", "schedule.warmStart"),
+        "must be set together: one names the conversations, the other how many steps train on them",
+        "set both, or remove both",
+        lambda spec: (spec.data.warm_start is None) == (spec.schedule.warm_start is None),
+        "has(self.data.warmStart) == has(self.schedule.warmStart)",
+    ),
+    Rule(
         ("data", "agent.type"),
         "must have env:// only with agent.type environment, or program with runner.function: no others have rows",
         "name a file or hf://org/name, or change the agent",

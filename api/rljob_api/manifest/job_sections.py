@@ -120,6 +120,20 @@ class MixedSource(DataSource):
     own: a small one with a large weight begins its next epoch earlier."""
 
 
+class GivenSource(DataSource):
+    """Complete conversations: each row's prompt, and what the assistant answers."""
+
+    MAY_BE_ENV: ClassVar[bool] = False
+    RULES: ClassVar[tuple[Rule, ...]] = HasSource.RULES
+    name: ClassVar[str] = "warmStart"
+    """No other source can have it."""
+    weight: ClassVar[float] = 1.0
+
+    answer: ShortText = "answer"
+    """Column of the assistant's answer: a string, or a list of messages. The column of prompt: a conversation that ends
+    with the assistant's message. All messages of the assistant train."""
+
+
 class Curriculum(Spec):
     """Draws a prompt less often if the samples of its last groups all succeeded, or all failed: such groups teach
     nothing. After n of them in sequence, it is drawn in one of 2^n epochs of its source, up to a limit. A group of
@@ -139,7 +153,7 @@ class NamedSource:
 
     path: str
     """spec.data.train, spec.data.mix[0]."""
-    source: TrainSource | MixedSource
+    source: TrainSource | MixedSource | GivenSource
 
 
 def _different_sources(data: Any) -> bool:
@@ -177,6 +191,9 @@ class Data(Spec):
     no source is ever ahead of its share by a whole prompt. Immutable."""
     curriculum: Curriculum | None = None
     """Draws prompts that always or never succeed less often. Null: each prompt is drawn once in each epoch."""
+    warm_start: GivenSource | None = None
+    """Conversations for the steps of schedule.warmStart. Their text is made as that of prompts, with the chat template,
+    and the tools of a column `tools`."""
     eval: DataSource | None = None
     """Held-out prompts: the evaluation set named eval, with the settings of `evaluation`. Null: there are only those of
     evaluation.sets."""
@@ -197,9 +214,10 @@ class Data(Spec):
 
     @property
     def train_sources(self) -> list[NamedSource]:
-        """The sources of training prompts, in order."""
+        """The sources of training prompts, in order; then that of the warm start."""
         mixed = (NamedSource(f"spec.data.mix[{index}]", source) for index, source in enumerate(self.mix))
-        return [NamedSource("spec.data.train", self.train), *mixed]
+        given = [NamedSource("spec.data.warmStart", self.warm_start)] if self.warm_start else []
+        return [NamedSource("spec.data.train", self.train), *mixed, *given]
 
     @property
     def tells_sources_apart(self) -> bool:

@@ -13,6 +13,16 @@ _STALENESS: Final = {"onPolicy": 0, "bounded": 2, "synchronous": 0, "oneStepOff"
 """Unless maxStaleness is set."""
 
 
+class WarmStart(Spec):
+    """The first steps of a run, which train on the conversations of data.warmStart by cross-entropy, and not by RL."""
+
+    steps: int = Field(ge=1)
+    """How many of schedule.steps these are. Each trains on promptsPerStep rows in miniBatches updates. Immutable."""
+    learning_rate: float | None = Field(default=None, gt=0)
+    """Peak learning rate of these steps. Null: algorithm.optimizer.learningRate. The optimizer's warm-up and schedule
+    apply to these steps, and begin again with the first step of RL."""
+
+
 class Schedule(Spec):
     """When groups start and train, and for how many steps. Only seed is immutable."""
 
@@ -24,6 +34,13 @@ class Schedule(Spec):
             lambda schedule: schedule.max_staleness is None or schedule.type == "bounded",
             "!has(self.maxStaleness) || (has(self.type) && self.type == 'bounded')",
         ),
+        Rule(
+            ("steps", "warmStart.steps"),
+            "must be at least warmStart.steps: it counts the steps of the warm start, too",
+            "raise steps, or lower warmStart.steps",
+            lambda schedule: schedule.num_warm_steps <= schedule.steps,
+            "!has(self.warmStart) || self.warmStart.steps <= self.steps",
+        ),
     )
 
     type: ScheduleType = "onPolicy"
@@ -33,8 +50,8 @@ class Schedule(Spec):
     update waits for the requests in flight. synchronous: generation, rewards and updates one after the other, as a
     reference for comparisons. See docs/schedules.md."""
     steps: int = Field(default=100, ge=1)
-    """Training steps. May change while the job runs; below the current step, the job ends after that step. Linear and
-    cosine learning-rate schedules follow the new length."""
+    """Training steps, those of warmStart included. May change while the job runs; below the current step, the job ends
+    after that step. Linear and cosine learning-rate schedules follow the new length."""
     prompts_per_step: int = Field(default=64, ge=1)
     """Prompts (groups) per step. A step has promptsPerStep x groupSize samples."""
     mini_batches: int = Field(default=1, ge=1)
@@ -49,6 +66,12 @@ class Schedule(Spec):
     job runs."""
     seed: int = 0
     """Seed of data order, sampling and initialization."""
+    warm_start: WarmStart | None = None
+    """Trains on given conversations (data.warmStart) before RL. Null: RL from the first step on."""
+
+    @property
+    def num_warm_steps(self) -> int:
+        return self.warm_start.steps if self.warm_start else 0
 
     @property
     def staleness(self) -> int:

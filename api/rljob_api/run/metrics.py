@@ -139,7 +139,7 @@ class UpdateNumbers(Record):
     """
 
     loss: float | None = None
-    """Policy loss, with the KL penalty and the entropy bonus."""
+    """Policy loss, with the KL penalty and the entropy bonus; the cross-entropy in the warm start."""
     policy_loss: float | None = None
     """Policy loss alone."""
     grad_norm: float | None = None
@@ -247,9 +247,9 @@ class StepRecord(TurnNumbers, ScheduleNumbers, UpdateNumbers, RewardNumbers, Epi
     lost_seconds: Annotated[dict[str, Seconds], Label("cause")] = {}
     """Time that did not train, since the run began, by cause."""
     prompts: list[int] = []
-    """Rows of the dataset that it trained, in the order of dispatch."""
+    """Rows of the dataset that it trained, in the order of dispatch; in the warm start those of `data.warmStart`."""
     prompt_sources: list[str] = Field(default=[], exclude_if=lambda value: not value)
-    """Name of the source of each entry of `prompts`; absent as `sources`."""
+    """Name of the source of each entry of `prompts`; absent as `sources`. `warmStart` in the warm start."""
 
 
 class EvaluationNumbers(Record):

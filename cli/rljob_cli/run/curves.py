@@ -79,6 +79,7 @@ _ROWS: tuple[_Row, ...] = (
             "tokens clipped": "clip_fraction",
         },
     ),
+    ("Loss", "per token", {"loss": "loss"}),
     ("KL to the reference", "nats per token", {"KL": "kl"}),
     ("Critic", "squared error / 2", {"loss": "critic_loss"}),
     ("Entropy", "nats per token", {"entropy": "entropy"}),

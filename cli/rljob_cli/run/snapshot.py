@@ -193,6 +193,8 @@ def _format_eval(record: EvaluationRecord) -> Change:
 
 def _format_step(record: StepRecord, total: int) -> Change:
     parts = [f"step {record.step}/{total}"]
+    if not record.num_samples and record.loss is not None:
+        parts.append(f"warm start: loss {record.loss:.3f}")
     parts += [] if record.reward is None else [f"reward {record.reward:.3f}"]
     parts += [] if record.tokens_per_second is None else [f"{record.tokens_per_second:.0f} tokens/s"]
     parts += [] if record.step_seconds is None else [f"{record.step_seconds:.1f} s"]

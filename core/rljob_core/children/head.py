@@ -128,8 +128,8 @@ def _build_env(job: RLJob, models: Mapping[str, RewardModel]) -> dict[str, str]:
         contract.ENV_REWARD_SERVICES: json.dumps(services, sort_keys=True),
         contract.ENV_TRAIN_DATA: parse_source(data.train.source).container_path,
     }
-    if data.mix:
-        env[contract.ENV_MIX_DATA] = json.dumps([parse_source(each.source).container_path for each in data.mix])
+    if others := data.train_sources[1:]:
+        env[contract.ENV_MIX_DATA] = json.dumps([parse_source(each.source.source).container_path for each in others])
     held_out = {each.name: parse_source(each.data.source).container_path for each in job.spec.held_out_sets}
     return env | ({contract.ENV_EVAL_DATA: json.dumps(held_out)} if held_out else {})
 

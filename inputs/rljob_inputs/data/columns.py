@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rljob_api.manifest.job_sections import Data, DataSource
+from rljob_api.manifest.job_sections import Data, DataSource, GivenSource
 from rljob_api.phrases import did_you_mean, list_some
 from rljob_api.wire.base import Message
 from rljob_inputs.data.conversations import are_messages, ends_with_answer, is_sharegpt, read_messages, split_answer
@@ -66,14 +66,29 @@ def read_prompt(data: Data, source: DataSource, row: Row, field: str) -> str | l
 
 
 def read_answer(source: DataSource, row: Row, field: str) -> Any:
-    """Return the ground truth. In the column of the prompt it is the last message's text."""
+    """Return the ground truth. In the column of the prompt it is the last message's text. Of a given conversation,
+    return the messages after the prompt."""
+    if isinstance(source, GivenSource):
+        return _read_given(source, row, f"{field}.answer")
     if source.answer is None:
         return None
     path = f"{field}.answer"
     value = read_column(row, source.answer, path)
     if source.answer == source.prompt and are_messages(value):
-        return split_answer(value, row.place, path)[1]
+        return split_answer(value, row.place, path)[1]["content"]
     return value
+
+
+def _read_given(source: GivenSource, row: Row, path: str) -> list[Message]:
+    value = read_column(row, source.answer, path)
+    if source.answer == source.prompt and are_messages(value):
+        return [split_answer(value, row.place, path)[1]]
+    if isinstance(value, str | int | float) and value != "":
+        return [{"role": "assistant", "content": str(value)}]
+    if not ends_with_answer(value):
+        problem = f"must be a text, or messages that end with the assistant's, got {_describe(value)}"
+        raise InputError(path, f"{row.place}: the answer {problem}; fill it in, or remove the row")
+    return read_messages(value, row.place, path)
 
 
 def _check_prompt(data: Data, prompt: Any, row: Row, field: str) -> None:

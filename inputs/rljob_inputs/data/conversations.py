@@ -28,14 +28,14 @@ def ends_with_answer(prompt: Any) -> bool:
     return are_messages(prompt) and prompt[-1]["role"] == _ANSWERING
 
 
-def split_answer(prompt: Sequence[Mapping[str, Any]], place: str, field: str) -> tuple[list[Message], str]:
-    """Return the messages before the assistant's last one, and its text. Raise InputError if there is none."""
+def split_answer(prompt: Sequence[Mapping[str, Any]], place: str, field: str) -> tuple[list[Message], Message]:
+    """Return the messages before the assistant's last one, and that one. Raise InputError if there is none."""
     messages = read_messages(prompt, place, field)
     if len(messages) < 2 or messages[-1]["role"] != _ANSWERING:
         role = messages[-1]["role"]
         problem = f"the last of several messages must be the assistant's to be the answer, got {len(messages)}"
         raise InputError(field, f"{place}: {problem}, and the last is of {role}; name another column")
-    return messages[:-1], messages[-1]["content"]
+    return messages[:-1], messages[-1]
 
 
 def read_messages(prompt: Sequence[Mapping[str, Any]], place: str, field: str) -> list[Message]:

@@ -22,10 +22,14 @@ class PromptLimit:
         return self.num_tokens is None or num_tokens <= self.num_tokens
 
 
-def find_limit(spec: RLJobSpec, held_out: HeldOutSet | None, context_length: int | None) -> PromptLimit:
+def find_limit(
+    spec: RLJobSpec, held_out: HeldOutSet | None, context_length: int | None, *, is_given: bool = False
+) -> PromptLimit:
     """Return the limit of an evaluation set; None: of data.train. `spec` is resolved. `context_length` is the model's,
-    None if it is unknown."""
+    None if it is unknown. `is_given`: the prompt is of a given conversation, which needs no room to answer."""
     max_tokens, name = spec.rollout.sampling.answer_tokens, "rollout.sampling.maxTokens"
+    if is_given:
+        max_tokens, name = 1, "the answer, at least"
     sampling = held_out.sampling if held_out else None
     if held_out is not None and sampling is not None and sampling.max_tokens != max_tokens:
         max_tokens, name = sampling.answer_tokens, f"{held_out.path.removeprefix('spec.')}.sampling.maxTokens"

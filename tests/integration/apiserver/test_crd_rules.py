@@ -80,6 +80,8 @@ SMALL_CACHE = {"source": "/m", "kvCacheMemory": "1Ki"}
 SANDBOX_WITH_PODS = {"name": "code", "sandbox": {"image": "python"}}
 OTHER_DATA = {"name": "other", "source": "/other.jsonl"}
 ROWS = {"source": "env://train"}
+GIVEN: dict[str, Any] = {"source": "/given.jsonl"}
+WARM: dict[str, Any] = {"data.warmStart": GIVEN, "schedule.warmStart": {"steps": 5}}
 OTHER_ROWS = {"name": "other"} | ROWS
 RUN_COMMAND: dict[str, Any] = {"type": "program", "runner": COMMAND}
 OTHER_MODEL = {"name": "judge", "url": "http://judge/v1"}
@@ -94,6 +96,9 @@ VIOLATIONS: list[tuple[str, str, str, dict[str, Any]]] = [
     ("DataSource", "must be left out with env://", "RLJob", PROGRAM | {"data.eval": ROWS | {"revision": "main"}}),
     ("TrainSource", "must be left out with env://", "RLJob", PROGRAM | {"data.train": ROWS | {"split": "train"}}),
     ("MixedSource", "must be left out with env://", "RLJob", PROGRAM | {"data.mix": [OTHER_ROWS | {"subset": "a"}]}),
+    ("GivenSource", "must be hf://org/name, pvc://", "RLJob", WARM | {"data.warmStart.source": "env://train"}),
+    ("Schedule", "must be at least warmStart.steps", "RLJob", WARM | {"schedule.steps": 4}),
+    ("RLJobSpec", "must be set together", "RLJob", {"data.warmStart": GIVEN}),
     ("Data", "must have names that differ", "RLJob", {"data.mix": [OTHER_DATA | {"name": "train"}]}),
     ("Data", "must contain at least one column", "RLJob", {"data.template": "Answer this: prompt"}),
     ("Tracking", "must be set, since wandbEntity", "RLJob", {"tracking.wandbGroup": "ablations"}),
@@ -439,6 +444,8 @@ IMMUTABLE_CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ),
     ("algorithm.type", {}, {"algorithm.type": "rloo"}),
     ("schedule.seed", {}, {"schedule.seed": 1}),
+    ("schedule.warmStart.steps", {}, WARM),
+    ("schedule.warmStart.steps", WARM, {"schedule.warmStart.steps": 6}),
     ("managedBy", {}, {"managedBy": "kueue.x-k8s.io/multikueue"}),
     ("trainer.lora", {}, {"trainer.lora": {}}),
     ("trainer.lora", {"trainer.lora": {"rank": 8}}, {"trainer.lora.rank": 16}),
@@ -556,7 +563,8 @@ def test_every_rule_of_the_types_has_a_case():
     assert not shared, "rules with the same beginning need a case each"
     immutable = {(spec.__name__, rule.field) for spec in ALL_SPECS for rule in spec.CLUSTER_RULES}
     covered = {("RLJobSpec", field) for field, _, _ in IMMUTABLE_CASES} | {
-        (name, "source") for name in ("Model", "DataSource", "TrainSource", "MixedSource", "ServedModel", "ModelReward")
+        (name, "source")
+        for name in ("Model", "DataSource", "TrainSource", "MixedSource", "GivenSource", "ServedModel", "ModelReward")
     }
     covered.add(("ChatTemplate", "file"))
     assert immutable == covered, "add a case to IMMUTABLE_CASES or to the test of relative paths"
@@ -677,11 +685,14 @@ def test_job_that_an_earlier_version_stored_is_valid_and_may_change(storing_serv
     assert storing_server.update_verdict(put(stored, "rewards", [])) != ""
 
 
-@pytest.mark.parametrize("path", ["model.source", "data.train.source", "data.mix.0.source", "data.eval.source"])
+SOURCES = ("model.source", "data.train.source", "data.mix.0.source", "data.warmStart.source", "data.eval.source")
+
+
+@pytest.mark.parametrize("path", SOURCES)
 def test_relative_path_is_rejected_by_a_cluster_and_by_the_operator(server, path):
     from rljob_core.plan.validate import find_problems
 
-    manifest = put(put(smallest(), "data.mix", [OTHER_DATA]), path, "./relative")
+    manifest = put(put_all(smallest(), WARM | {"data.mix": [OTHER_DATA]}), path, "./relative")
     assert "work only with `rljob run`" in server.verdict(manifest)
     assert offline(manifest) == "", "`rljob run` accepts it"
     assert f"spec.{path}".replace(".0", "[0]") in " ".join(find_problems(RLJob.model_validate(manifest)))

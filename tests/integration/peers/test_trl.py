@@ -5,12 +5,18 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
 import torch
 
-from rljob_trainer.algorithms.losses import correct
+from rljob_inputs.data.prompts import PromptSet
+from rljob_inputs.prompts import Prompt
+from rljob_trainer.algorithms.base import LossInputs
+from rljob_trainer.algorithms.losses import correct, update_loss
+from rljob_trainer.algorithms.registry import build_algorithm
+from rljob_trainer.feed.given_rows import build_given
 from tests.integration.peers.batches import (
     EQUAL,
     LENGTH,
@@ -22,6 +28,8 @@ from tests.integration.peers.batches import (
     our_update,
 )
 from tests.support.algorithms import algorithm_spec
+from tests.support.chat_templates import build_tokenizer
+from tests.support.driver_harness import make_job
 
 pytestmark = pytest.mark.slow
 
@@ -102,6 +110,52 @@ def test_whole_update(peers, case):
     spec = algorithm_spec(**settings, correction=correction, truncated={"answers": "train"}, max_tokens=LENGTH)
     _, theirs = trls_loss(peers, batch, advantages, weights, **options)
     assert_equal(f"{case} update", our_update(batch, spec), theirs, ROUNDED)
+
+
+def test_cross_entropy(peers):
+    """The loss of a warm start, under settings that change another one."""
+    batch = build_batch(EQUAL)
+    spec = algorithm_spec(entropyCoefficient=0.1, correction={"type": "mask", "rejection": {"cap": 1.1}})
+    sampled, logprobs = batch.mask.bool(), batch.logprobs.clone().requires_grad_()
+    now = logprobs[sampled]
+    inputs = LossInputs(now, now.detach(), now.detach(), torch.ones_like(now), batch.rows, len(batch.mask))
+    terms = update_loss(
+        build_algorithm(spec), inputs, weights=torch.ones_like(now), entropy=now.exp() * now, is_given=True
+    )
+    ours = terms.loss / sampled.sum()
+    theirs = peers.call("trl", "sft_loss", logprobs=batch.logprobs, mask=batch.mask.long())
+    assert_equal("cross-entropy", ours.detach(), theirs[0], EXACT)
+    assert_equal("cross-entropy, gradient", torch.autograd.grad(ours, logprobs)[0], theirs[1], EXACT)
+
+
+ANSWERED = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "What is 2 + 2?"},
+    {"role": "assistant", "content": "The sum is 4."},
+    {"role": "user", "content": "and 2 + 3?"},
+    {"role": "assistant", "content": "5"},
+]
+
+
+@pytest.mark.parametrize(("template", "beside"), [("llama3", ""), ("qwen2_5", "\n"), ("qwen3", "\n")])
+def test_rows_of_conversations(peers, tmp_path, template, beside):
+    """The tokens and the mask of assistant_only_loss. The marks of two templates have a line break, before the answer
+    or after its end, which the policy is not asked for: TRL trains on it, and RLJob does not."""
+    tokenizer = copy.deepcopy(build_tokenizer())
+    tokenizer.save_pretrained(tmp_path)
+    theirs, mask, own = peers.call("trl", "sft_row", folder=str(tmp_path), template=template, messages=ANSWERED)
+    tokenizer.chat_template = own
+    spec = make_job(
+        data={"warmStart": {"source": "/w.jsonl"}}, schedule={"warmStart": {"steps": 1}, "promptsPerStep": 1}
+    ).spec
+    prompt = Prompt(0, ANSWERED[:-1], [1], ANSWERED[-1:])
+    [(_, [row])] = build_given(spec, PromptSet(1, {0: prompt}), tokenizer, None).conversations
+    length = len(row.token_ids)
+    assert row.token_ids.tolist() == theirs[:length]
+    assert tokenizer.decode(theirs[length:]) == beside, "the row ends with the answer's end"
+    differing = [theirs[i] for i in range(length) if row.loss_mask[i] != bool(mask[i])]
+    assert {tokenizer.decode([token_id]) for token_id in differing} <= {beside}
+    assert row.loss_mask.sum() > 4
 
 
 def trls_loss(peers, batch, advantages, weights, **options):

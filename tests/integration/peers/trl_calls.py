@@ -7,11 +7,14 @@ Its methods run with an object that has the least that they read: what a model w
 from __future__ import annotations
 
 from collections import defaultdict
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
+from trl import chat_template_utils
+from trl.trainer import sft_trainer
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 _PAD = 0
@@ -109,3 +112,33 @@ def loss(
     }
     found = GRPOTrainer._compute_loss(trainer, None, inputs)
     return found.detach(), torch.autograd.grad(found, logprobs)[0]
+
+
+def sft_loss(logprobs: Tensor, *, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Return SFTTrainer's loss of labels where the mask is 1, and its gradient."""
+    logprobs = logprobs.clone().requires_grad_()
+    nothing = torch.zeros(())
+    outputs = SimpleNamespace(log_probs=logprobs * mask, label_mask=mask, entropy=nothing, is_top1=nothing)
+    trainer = SimpleNamespace(
+        model=SimpleNamespace(training=True), aux_loss_enabled=False, compute_loss_func=None, label_smoother=None,
+        args=SimpleNamespace(loss_type="nll", average_tokens_across_devices=False),
+        accelerator=SimpleNamespace(parallelism_config=None, gather_for_metrics=lambda x: x),
+        _metrics={"train": defaultdict(list)}, _total_train_tokens=0, _tp_size=1,
+    )  # fmt: skip
+    inputs = {"attention_mask": mask}
+    found = sft_trainer.SFTTrainer.compute_loss(trainer, lambda **_: outputs, inputs, num_items_in_batch=mask.sum())
+    return found.detach(), torch.autograd.grad(found, logprobs)[0]
+
+
+def sft_row(folder: str, template: str, messages: list[dict[str, Any]]) -> tuple[list[int], list[int], str]:
+    """Return the tokens of a conversation, which of them SFTTrainer trains with assistant_only_loss, and the model's
+    own template. `folder`: of the tokenizer. `template`: name of a template of TRL, whose form for training is used."""
+    from transformers import AutoTokenizer
+
+    texts = Path(chat_template_utils.__file__).with_name("chat_templates")
+    own, for_training = ((texts / f"{name}.jinja").read_text() for name in (template, f"{template}_training"))
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    found = sft_trainer._tokenize(
+        tokenizer, messages, return_assistant_tokens_mask=True, chat_template=for_training, tools=None
+    )
+    return found["input_ids"], found["assistant_masks"], own

@@ -109,6 +109,22 @@ def test_environment_with_its_own_rows_differs_by_its_data_and_holds_sums_out() 
     assert not sums["train"] & sums["eval"], "no held-out sum, nor its mirror, is trained on"
 
 
+def test_warm_start_of_the_quickstart_adds_given_rows_and_halves_the_steps_of_rl() -> None:
+    base, variant = (load_job(EXAMPLES / "quickstart" / name).spec for name in ("rljob.yaml", "warm-start.yaml"))
+    given = variant.data.warm_start
+    assert given is not None
+    assert variant.schedule.steps - variant.schedule.num_warm_steps == base.schedule.steps / 2
+    assert (
+        variant.schedule.num_warm_steps * variant.schedule.prompts_per_step
+        <= 100
+        == len(rows(EXAMPLES / "quickstart", given))
+    )
+    data = variant.data.model_copy(update={"warm_start": None})
+    schedule = variant.schedule.model_copy(update={"warm_start": None, "steps": base.schedule.steps})
+    evaluation = variant.evaluation.model_copy(update={"every_steps": base.evaluation.every_steps})
+    assert variant.model_copy(update={"data": data, "schedule": schedule, "evaluation": evaluation}) == base
+
+
 def test_shared_example_differs_from_the_tiny_one_by_its_placement_alone() -> None:
     tiny, shared = (load_job(EXAMPLES / name / "rljob.yaml").spec for name in ("tiny", "shared"))
     assert shared.shares_trainer
@@ -148,6 +164,9 @@ def test_sums_in_git_equal_the_output_of_their_script() -> None:
     for name, pairs in zip(("train", "eval"), make_sums.split_pairs(), strict=True):
         text = (EXAMPLES / "quickstart" / "data" / f"{name}.jsonl").read_text()
         assert text == "".join(map(make_sums.build_row, pairs))
+        if name == "train":
+            given = (EXAMPLES / "quickstart" / "data" / "given.jsonl").read_text()
+            assert given == "".join(map(make_sums.build_given_row, pairs[:100]))
         assert all(row["answer"] == str(row["a"] + row["b"]) for row in map(json.loads, text.splitlines()))
 
 

@@ -113,6 +113,18 @@ def test_prompts_that_are_too_long_are_a_warning_and_an_error_if_all_are(folder)
     assert "all 1 prompts are too long" in errors(check(folder))["spec.data.train.source"]
 
 
+def test_conversations_of_a_warm_start_are_measured_with_their_answers(folder):
+    given = write_rows(folder / "given.jsonl", {"prompt": "1", "answer": "22"}, {"prompt": "1", "answer": "x" * 60})
+    sections = {"data": {"warmStart": {"source": str(given)}}, "schedule": {"warmStart": {"steps": 1}}}
+    report = check(folder, **sections)
+    table = report.lengths[1]
+    assert (table.path, table.limit, table.num_too_long) == ("spec.data.warmStart", 63, 1)
+    assert table.max - table.min == 58
+    write_rows(given, {"prompt": "1", "answer": "22"}, {"prompt": "1", "answer": None})
+    message = errors(check(folder, **sections))["spec.data.warmStart.answer"]
+    assert message.startswith(f"{given}:2: the answer must be a text, or messages that end with the assistant's")
+
+
 @pytest.mark.parametrize("limit", ["_MAX_ROWS", "_MAX_CHARACTERS"])
 def test_only_the_beginning_of_large_data_is_read(folder, monkeypatch, limit):
     monkeypatch.setattr(f"rljob_inputs.check.{limit}", 3)

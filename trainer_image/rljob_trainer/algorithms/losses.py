@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from rljob_api.manifest.algorithm import Algorithm, Correction, RatioLevel, Rejection
-from rljob_trainer.algorithms.base import AlgorithmCode, LossInputs
+from rljob_trainer.algorithms.base import AlgorithmCode, LossInputs, PolicyLoss
 from rljob_trainer.algorithms.clipping import exp_clamped, mean_by_row, sum_by_row
 from rljob_trainer.algorithms.kl import kl_estimate
 
@@ -129,12 +129,15 @@ def update_loss(
     weights: Tensor,  # [tokens] share of the token, before the division by the denominator; 0 for padding
     entropy: Tensor | None = None,  # [tokens] with gradient only where the coefficient needs it
     reference_logprobs: Tensor | None = None,  # [tokens]
+    is_given: bool = False,
 ) -> LossTerms:
-    """Return the loss of one micro-batch, and what the update reports about its tokens."""
+    """Return the loss of one micro-batch, and what the update reports about its tokens. `is_given`: they are of given
+    conversations, so that the loss is the cross-entropy, -log pi, without an entropy bonus. Nobody has sampled them:
+    the log-probs in `inputs` are all those of the policy, and no correction changes anything."""
     spec = algorithm.settings.algorithm
     importance = importance_weights(inputs.proximal_logprobs, inputs.rollout_logprobs)
     correction = correct(inputs, spec)
-    policy = algorithm.loss(inputs)
+    policy = PolicyLoss(-inputs.logprobs, correction.changed) if is_given else algorithm.loss(inputs)
     policy_loss = (weights * correction.weights * policy.per_token).sum()
     loss = policy_loss
     kl = torch.zeros_like(inputs.rollout_logprobs)
@@ -142,7 +145,7 @@ def update_loss(
         kl = kl_estimate(inputs.logprobs, reference_logprobs, spec.kl.estimator)
         if not algorithm.settings.kl_in_reward:
             loss = loss + spec.kl.coefficient * (weights * kl).sum()
-    if entropy is not None and spec.entropy_coefficient:
+    if entropy is not None and spec.entropy_coefficient and not is_given:
         loss = loss - spec.entropy_coefficient * (weights * entropy).sum()
     difference = inputs.logprobs.detach() - inputs.rollout_logprobs
     per_token = {

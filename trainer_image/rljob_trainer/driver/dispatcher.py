@@ -77,15 +77,17 @@ class Dispatcher:
         *,
         total_steps: int | None = None,
         max_replacements: int = 0,
+        first_step: int = 0,
     ) -> None:
-        """`max_replacements`: groups per step that may be replaced."""
+        """`max_replacements`: groups per step that may be replaced. `first_step`: the steps before it need no groups,
+        and none starts in them."""
         state = state or DispatchState()
         self.finished_steps = state.finished_steps
         self.total_steps = total_steps
         """No group starts that only a later step could train. None: no end. May change at any time."""
         self.tickets_to_restart = state.tickets
         """Groups that the snapshot had under way. Their episodes are lost: start them again, with these tickets."""
-        self._groups_per_step, self._max_staleness = groups_per_step, max_staleness
+        self._groups_per_step, self._max_staleness, self._first_step = groups_per_step, max_staleness, first_step
         self._max_replacements = max_replacements
         self._next_index, self._num_replaced = state.next_index, state.num_replaced
         self._waiting = {ticket.index: ticket for ticket in state.tickets}
@@ -99,7 +101,7 @@ class Dispatcher:
     @property
     def num_left(self) -> int:
         """Groups that the current step still needs."""
-        return self._groups_per_step - len(self._taken)
+        return 0 if self.finished_steps < self._first_step else self._groups_per_step - len(self._taken)
 
     @property
     def num_in_flight(self) -> int:
@@ -119,6 +121,8 @@ class Dispatcher:
     @property
     def num_startable(self) -> int:
         """Groups that may start now."""
+        if self.finished_steps < self._first_step:
+            return 0
         steps = self.finished_steps + self._max_staleness + 1
         if self.total_steps is not None:
             steps = min(steps, self.total_steps)

@@ -44,7 +44,7 @@ class StepsWithoutSignal(NamedTuple):
 
 
 def classify_step(record: StepRecord) -> StepSignal:
-    if record.num_masked == record.num_samples:
+    if record.num_masked == record.num_samples > 0:  # a step of the warm start has no samples
         return StepSignal.NO_VALID_SAMPLES
     return StepSignal.NO_ADVANTAGES if record.zero_signal_share == 1 else StepSignal.ADVANTAGES
 

@@ -228,7 +228,11 @@ class Ledger:
             **vars(episodes),
             **vars(rewards),
             **vars(
-                summarize_updates(outcome.updates, has_reference=self._algorithm.settings.algorithm.kl.coefficient > 0)
+                summarize_updates(
+                    outcome.updates,
+                    has_reference=self._algorithm.settings.algorithm.kl.coefficient > 0,
+                    is_given=bool(outcome.given),
+                )
             ),
             **vars(
                 summarize_schedule(
@@ -250,8 +254,9 @@ class Ledger:
             num_rollouts=len(served),
             phase_seconds=phases,
             step_seconds=now - clock.step_started_at,
-            prompts=[group.prompt.index for group in outcome.groups],
-            prompt_sources=[group.prompt.source for group in outcome.groups if group.prompt.source],
+            prompts=outcome.given or [group.prompt.index for group in outcome.groups],
+            prompt_sources=["warmStart"] * len(outcome.given)
+            or [group.prompt.source for group in outcome.groups if group.prompt.source],
             training_share=clock.time.share,
             lost_seconds=clock.lost_seconds,
         )

@@ -43,6 +43,7 @@ from rljob_trainer.driver.stopping import NOTHING_TRAINS, LastSave, PodLeavesErr
 from rljob_trainer.driver.train_lane import TrainLane, read_lane_state
 from rljob_trainer.driver.turns import build_turns
 from rljob_trainer.driver.updates import StepOutcome, StepUpdates
+from rljob_trainer.feed.given_rows import GivenRows
 from rljob_trainer.feed.prompt_feed import PromptFeed, PromptSource
 from rljob_trainer.history.disk import RunDisk
 from rljob_trainer.history.run_state import resume, set_aside
@@ -79,6 +80,8 @@ class Datasets:
     """In the order of the job."""
     held_out: Mapping[str, Sequence[Prompt]]
     """By the name of an evaluation set."""
+    given: GivenRows | None = None
+    """Those of the warm start."""
 
 
 @dataclass(frozen=True)
@@ -313,6 +316,7 @@ class Driver:
                 trainer,
                 ledger.clock.training,
                 full_tokens=trainer.choices.micro_batch_tokens * spec.trainer.num_ranks,
+                given=parts.data.given,
             ),
             publisher=Publisher(
                 trainer,

@@ -82,6 +82,7 @@ class TrainLane:
             self.schedule.max_staleness,
             state.dispatch,
             max_replacements=algorithm.settings.max_replacements,
+            first_step=schedule.num_warm_steps,
         )
         self._to_restart = self._dispatcher.tickets_to_restart
         self._rescores_early = rewards_sleep
@@ -139,7 +140,7 @@ class TrainLane:
     def begin_step(self, last_step: int) -> None:
         """Start what may start. `last_step`: groups that no step up to it would train on are not started."""
         self._dispatcher.total_steps, self.num_replaced, self._feed.num_skipped = last_step, 0, 0
-        num_samples = self._groups_per_step * self.plan.group_size
+        num_samples = self._dispatcher.num_left * self.plan.group_size
         self.progress = CollectionProgress("train", num_samples, self.plan.group_size, started_at=time.monotonic())
         self.is_in_step = True
         self._collector.rewards.begin()

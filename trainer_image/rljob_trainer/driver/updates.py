@@ -26,6 +26,7 @@ from rljob_trainer.algorithms.rows import (
 )
 from rljob_trainer.driver.ports import Trainer
 from rljob_trainer.episodes.types import Group, TokenFacts, TrainedAs, TrainRow, UpdateMetrics, UpdateVersions
+from rljob_trainer.feed.given_rows import GivenRows
 
 _GATHER_SECONDS = 0.2
 """Wait for the next scored group before the earlier ones train. The scores of a fast reward arrive within it, and a
@@ -60,6 +61,9 @@ class StepOutcome:
     turns_by_prefix: dict[str, int] = field(default_factory=dict)
     """See Fleet.num_picked."""
 
+    given: list[int] = field(default_factory=list)
+    """Rows of data.warmStart that it trained, in order. Such a step has no groups."""
+
     @property
     def update_seconds(self) -> float:
         return sum(update.seconds for update in self.updates)
@@ -67,6 +71,7 @@ class StepOutcome:
     def add(self, batch: MiniBatch, update: UpdateMetrics) -> None:
         self.groups = sorted([*self.groups, *batch.groups], key=lambda group: group.index)
         self.updates.append(update)
+        self.given += batch.given
 
 
 @dataclass
@@ -81,6 +86,8 @@ class MiniBatch:
     """By which the gradient of these groups is divided: see rows.denominator."""
     num_parts: int = 0
     """In which the rows of these groups were handed over."""
+    given: list[int] = field(default_factory=list)
+    """See StepOutcome.given."""
 
 
 @dataclass
@@ -94,6 +101,8 @@ class StepUpdates:
     """The context of each call of the trainer, for the clocks."""
     full_tokens: int
     """Rows with fewer tokens do not fill a micro-batch on each rank."""
+    given: GivenRows | None = None
+    """What the steps of the warm start train."""
     _of_step: list[_Prepared] = field(default_factory=list)
     """For an algorithm that needs all groups of the step at once."""
 
@@ -109,6 +118,12 @@ class StepUpdates:
         gradients. So wait for a full micro-batch while completions are open, and after that for scores that follow at
         once."""
         size, pending = self.schedule.prompts_per_step // self.schedule.mini_batches, list[Group]()
+        if batch.versions.proximal < self.schedule.num_warm_steps and self.given is not None:
+            first = int(batch.versions.proximal) * self.schedule.prompts_per_step + batch.number * size
+            batch.given, rows = self.given.take(first, size)
+            batch.denominator = float(sum(row.advantages.sum() for row in rows))
+            yield rows
+            return
         if self.algorithm.needs.whole_step:
             if batch.number == 0:
                 self._of_step = await self._prepare_step(source)

@@ -26,7 +26,7 @@ from typing import Any, Final, TypeVar
 
 from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.evaluation import HeldOutSet
-from rljob_api.manifest.job_sections import DataSource, Model, NamedSource
+from rljob_api.manifest.job_sections import DataSource, GivenSource, Model, NamedSource
 from rljob_api.manifest.job_spec import JobSpec
 from rljob_api.manifest.services.runner import RUNNER_SERVICE
 from rljob_api.run.folder import last_checkpoint
@@ -47,6 +47,7 @@ from rljob_trainer.concurrency import run_in_thread
 from rljob_trainer.driver.ports import StartTrainer, Trainer
 from rljob_trainer.driver.status import StatusBoard
 from rljob_trainer.failures.configuration import ErrorFacts, SourceAwayError, is_infrastructure_error, summarize
+from rljob_trainer.feed.given_rows import GivenRows, build_given
 from rljob_trainer.feed.prompt_feed import PromptSource
 from rljob_trainer.head.environment import Environment
 from rljob_trainer.history.disk import RunDisk, rename_durably, write_durably
@@ -250,6 +251,8 @@ class Inputs:
     held_out: dict[str, list[Prompt]]
     """By the name of an evaluation set."""
     tokenizer: Any
+    given: GivenRows | None = None
+    """Those of the warm start."""
 
 
 def load_inputs(environment: Environment, settings: ModelSettings) -> Inputs:
@@ -258,7 +261,7 @@ def load_inputs(environment: Environment, settings: ModelSettings) -> Inputs:
     tokenizer = load_tokenizer(environment.model, spec.model)
 
     def load(source: DataSource, location: str, field: str, held_out: HeldOutSet | None = None) -> PromptSet:
-        limit = find_limit(spec, held_out, settings.model_length)
+        limit = find_limit(spec, held_out, settings.model_length, is_given=isinstance(source, GivenSource))
         split = source.env_split or ("test" if held_out else "train")
         prompts, table = load_prompts(
             spec.data, source, location, tokenizer, split=split, limit=limit, access=access, field=field
@@ -273,9 +276,11 @@ def load_inputs(environment: Environment, settings: ModelSettings) -> Inputs:
 
     sources = spec.data.train_sources if spec.trains else []
     train = [load_source(*each) for each in zip(sources, environment.train_data, strict=spec.trains)]
+    length = spec.rollout.max_model_len or settings.model_length
+    given = build_given(spec, train.pop().prompts, tokenizer, length) if train and spec.data.warm_start else None
     sets, held_out_at = spec.held_out_sets, environment.held_out_data
     held_out = {s.name: list(load(s.data, held_out_at[s.name], s.data_path, s).by_row.values()) for s in sets}
-    return Inputs(train, held_out, tokenizer)
+    return Inputs(train, held_out, tokenizer, given)
 
 
 class HubWait:

@@ -293,7 +293,7 @@ class Head:
                 job=job.metadata.name,
             ),
             reports=reports,
-            data=Datasets(inputs.train, inputs.held_out),
+            data=Datasets(inputs.train, inputs.held_out, inputs.given),
             model=self.environment.model,
             read_spec=read_spec if spec.trains else lambda: spec,
             pace=self.pace,

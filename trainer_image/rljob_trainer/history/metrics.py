@@ -267,19 +267,23 @@ def summarize_conversations(episodes: Sequence[Episode]) -> AgentNumbers | None:
     )
 
 
-def summarize_updates(updates: Sequence[UpdateMetrics], *, has_reference: bool) -> UpdateNumbers:
+def summarize_updates(
+    updates: Sequence[UpdateMetrics], *, has_reference: bool, is_given: bool = False
+) -> UpdateNumbers:
     """Return the means over a step's updates; of what is a mean over tokens, those with trained tokens. The KL is
     unknown without a reference. What compares the trainer with the rollout is of the first update: later ones differ
-    from the rollout on purpose."""
+    from the rollout on purpose. `is_given`: nobody has sampled the tokens, so
+    such numbers are unknown."""
     num_tokens = sum(update.num_tokens for update in updates)
     trained = [update for update in updates if update.trained_share > 0]
-    first = trained[0] if trained else None
+    first = trained[0] if trained and not is_given else None
+    known = ("entropy",) if is_given else _MEANS_OF_TRAINED
     return UpdateNumbers(
         loss=mean(update.loss for update in updates),
         policy_loss=mean(update.policy_loss for update in updates),
         grad_norm=mean(update.grad_norm for update in updates),
-        kl=mean(update.kl for update in trained) if has_reference else None,
-        **{name: mean(getattr(update, name) for update in trained) for name in _MEANS_OF_TRAINED},
+        kl=mean(update.kl for update in trained) if has_reference and not is_given else None,
+        **{name: mean(getattr(each, name) for each in trained) for name in known},
         critic_loss=mean(update.critic_loss for update in updates if update.critic_loss is not None),
         logprob_difference=first.logprob_difference if first else None,
         mismatch_kl=first.mismatch_kl if first else None,

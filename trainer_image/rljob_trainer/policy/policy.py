@@ -22,6 +22,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from rljob_api.manifest.algorithm import Optimizer
 from rljob_api.manifest.job import RLJob
 from rljob_inputs.memory.plan import ModelFacts, Question, plan_update
 from rljob_inputs.models.config import publishes_adapter
@@ -95,6 +96,7 @@ class Policy:
             self.adapters.find_shards(self.model, _PREFIX)
         self.optimizer = optimizer.build_optimizer(self.model, self.algorithm.optimizer)
         self.num_updates = 0
+        self._num_warm = job.spec.schedule.num_warm_steps * job.spec.schedule.mini_batches
         # FSDP creates its streams in the first forward. Before that, parameters can only be gathered one by one.
         self._has_run_forward = False
 
@@ -140,13 +142,13 @@ class Policy:
 
     def accumulate(self, batches: Sequence[MicroBatch]) -> None:
         """Add the gradient of the micro-batches' loss to what the next `apply` uses."""
-        references = self._reference_logprobs(batches)
+        references = [None] * len(batches) if self.is_warm else self._reference_logprobs(batches)
         self._has_run_forward = True
         for i, (batch, reference) in enumerate(zip(batches, references, strict=True)):
             self.doing = f"micro-batch {i + 1} of {len(batches)}"
             sharding.expect_backward(self.model, self._mode, is_last=i == len(batches) - 1)
             (self._loss(batch, reference) * optimizer.loss_scale(self.dtype)).backward()
-        if self.critic is not None:
+        if self.critic is not None and not self.is_warm:
             self.critic.accumulate(batches)
 
     def apply(self, denominator: float) -> RankMetrics:
@@ -154,17 +156,30 @@ class Policy:
         finite, nothing changes but the number of updates."""
         sums, maxima = self._metrics.reduce()
         self._metrics = TokenMetrics()
-        total_updates = self.spec.schedule.steps * self.spec.schedule.mini_batches
-        rate = learning_rate(self.algorithm.optimizer, self.num_updates, total_updates)
+        rate = self._learning_rate(self.algorithm.optimizer)
         norm = optimizer.update(self.model, self.optimizer, self.algorithm.optimizer, denominator, rate, self.dtype)
         if not math.isfinite(norm):
             log.warning("update %d: the gradient's norm is %s; the update is skipped", self.num_updates, norm)
         critic = None
-        if self.critic is not None:
-            critic_rate = learning_rate(self.algorithm.critic, self.num_updates, total_updates)
-            critic = self.critic.apply(denominator, critic_rate)
+        if self.critic is not None and not self.is_warm:
+            critic = self.critic.apply(denominator, self._learning_rate(self.algorithm.critic))
         self.num_updates += 1
         return RankMetrics(sums, maxima, norm, rate, is_skipped=not math.isfinite(norm), critic=critic)
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether the next update is one of the warm start, on given rows: by cross-entropy, without a reference model,
+        and not of the critic."""
+        return self.num_updates < self._num_warm
+
+    def _learning_rate(self, settings: Optimizer) -> float:
+        """Return the rate of the next update. The warm start is as long a job of its own, and RL another one."""
+        schedule, warm = self.spec.schedule, self.spec.schedule.warm_start
+        if not self.is_warm or warm is None:
+            total = schedule.steps * schedule.mini_batches
+            return learning_rate(settings, self.num_updates - self._num_warm, total - self._num_warm)
+        own = {"learning_rate": warm.learning_rate or settings.learning_rate}
+        return learning_rate(settings.model_copy(update=own), self.num_updates, self._num_warm)
 
     def gather_weights(self, cost: MergeCost | None = None) -> dict[str, Tensor]:
         """Return what _stream_weights yields on rank 0's CPU, valid until the next update; {} on other ranks.
@@ -245,7 +260,7 @@ class Policy:
 
     def _loss(self, batch: MicroBatch, reference: Tensor | None) -> Tensor:
         logprobs, entropy = self.model(batch, bool(self.algorithm.entropy_coefficient))
-        rollout_logprobs = self._tensor(batch.rollout_logprobs)
+        rollout_logprobs = logprobs.detach() if self.is_warm else self._tensor(batch.rollout_logprobs)
         inputs = LossInputs(
             logprobs=logprobs,
             proximal_logprobs=loglinear_proximal(logprobs, rollout_logprobs, self._tensor(batch.proximal_shares)),
@@ -255,7 +270,14 @@ class Policy:
             num_rows=len(batch.row_indices),
         )
         weights = self._tensor(batch.weights)
-        terms = update_loss(self._code, inputs, weights=weights, entropy=entropy, reference_logprobs=reference)
+        terms = update_loss(
+            self._code,
+            inputs,
+            weights=weights,
+            entropy=entropy,
+            reference_logprobs=reference,
+            is_given=self.is_warm,
+        )
         self._metrics.add(terms.sums, terms.maxima)
         return terms.loss
 

@@ -87,6 +87,30 @@ def test_loss_and_gradients_equal_an_independent_computation(name, num_ranks, re
         assert difference.norm() < 1e-4 * gradient.norm(), f"{key}: small gradients must be right, too"
 
 
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_warm_start_has_the_loss_and_gradients_of_the_cross_entropy(num_ranks, folder, outcome):
+    """By transformers' own loss: labels are -100 where nothing trains. The job's KL penalty, entropy bonus and
+    corrections do not apply."""
+    model = ReferenceTrainer(folder, policy_scenarios.PLAIN).model
+    rows = policy_scenarios.given_rows()
+    total, count = torch.zeros(()), sum(int(row.loss_mask.sum()) for row in rows)
+    for row in rows:
+        ids = torch.tensor([row.token_ids.tolist()])
+        labels = ids.masked_fill(~torch.from_numpy(row.loss_mask)[None], -100)
+        total = total + model(input_ids=ids, labels=labels, num_items_in_batch=torch.tensor(count)).loss
+    total.backward()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    ours = outcome("warm", num_ranks)
+    metrics = ours["metrics"]
+    assert metrics[0].loss == pytest.approx(total.item(), abs=1e-6)
+    assert metrics[0].grad_norm == pytest.approx(norm.item(), abs=1e-5)
+    for key, parameter in model.named_parameters():
+        assert (ours["gradients"][key] - parameter.grad).abs().max() < 1e-6, key
+    assert [each.learning_rate for each in metrics] == [5e-3, 5e-3]
+    assert metrics[1].loss < metrics[0].loss
+    assert outcome("warm-critic", num_ranks)["metrics"][0].critic_loss is None
+
+
 def test_weights_of_sequences_are_truncated_and_some_are_rejected(outcome):
     [metrics, *_] = outcome("corrected", 2)["metrics"]
     assert 0.1 < metrics.corrected_share < 0.9, "otherwise the comparison shows little"

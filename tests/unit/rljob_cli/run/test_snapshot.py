@@ -31,6 +31,11 @@ def test_each_step_is_reported_once():
     assert texts(second, second) == []
 
 
+def test_step_of_a_warm_start_says_so_with_its_loss():
+    record = step(1, num_samples=0, reward=None, loss=1.25)
+    assert texts(Snapshot(), Snapshot(steps=(record,), total_steps=3)) == ["step 1/3  warm start: loss 1.250  2.0 s"]
+
+
 def test_truncated_history_is_reported_as_resumed():
     before = Snapshot(steps=(step(1), step(2), step(3)), total_steps=4)
     after = Snapshot(steps=(step(1), step(2)), total_steps=4)

@@ -28,5 +28,17 @@ def test_head_finds_and_mounts_each_source():
     assert {"sums", "code"} <= claims
 
 
+def test_head_finds_the_rows_of_a_warm_start_last():
+    mix = [{"name": "code", "source": "pvc://code/a.jsonl"}]
+    job = make_job(
+        data={"train": {"source": "pvc://sums/t.jsonl"}, "mix": mix, "warmStart": {"source": "pvc://given/w.jsonl"}},
+        schedule={"warmStart": {"steps": 1}},
+    )
+    [head] = [child for child in build_children(job, "token", DEFAULTS) if child["kind"] == "Job"]
+    pod = head["spec"]["template"]["spec"]
+    assert [path.rpartition("/")[2] for path in json.loads(read_env(pod)["RLJOB_MIX_DATA"])] == ["a.jsonl", "w.jsonl"]
+    assert "given" in {each.get("persistentVolumeClaim", {}).get("claimName") for each in pod["volumes"]}
+
+
 def test_head_of_one_source_has_no_variable_of_others():
     assert "RLJOB_MIX_DATA" not in read_env(build_pod())

@@ -2,8 +2,8 @@
 
 import pytest
 
-from rljob_api.manifest.job_sections import Data, TrainSource
-from rljob_inputs.data.columns import fill_template, find_problems
+from rljob_api.manifest.job_sections import Data, GivenSource, TrainSource
+from rljob_inputs.data.columns import fill_template, find_problems, read_answer
 from rljob_inputs.data.rows import Row
 from rljob_inputs.findings import InputError
 
@@ -50,3 +50,36 @@ def test_template_keeps_other_braces_and_rejects_unknown_names():
     assert fill_template(r"\boxed{} {q} {{q}} {1}", row.values, row) == r"\boxed{} x {q} {1}"
     with pytest.raises(InputError, match="qq"):
         fill_template("{qq}", row.values, row)
+
+
+GIVEN = "spec.data.warmStart"
+ANSWER = {"role": "assistant", "content": "4", "reasoning_content": "well"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "messages"),
+    [
+        pytest.param("4", [{"role": "assistant", "content": "4"}], id="a text"),
+        pytest.param(4, [{"role": "assistant", "content": "4"}], id="a number"),
+        pytest.param([ANSWER, {"role": "tool", "content": "t"}, ANSWER], None, id="messages"),
+    ],
+)
+def test_answer_of_a_given_conversation_is_messages(answer, messages):
+    source = GivenSource(source="./d.jsonl", prompt="q", answer="a")
+    row = Row({"q": "2 + 2?", "a": answer}, 0, "d.jsonl:1")
+    assert read_answer(source, row, GIVEN) == (messages or answer)
+
+
+def test_a_given_conversation_in_one_column_keeps_all_of_its_last_message():
+    source = GivenSource(source="./d.jsonl", prompt="messages", answer="messages")
+    row = Row({"messages": [{"role": "user", "content": "?"}, ANSWER]}, 0, "d.jsonl:1")
+    assert read_answer(source, row, GIVEN) == [ANSWER]
+
+
+@pytest.mark.parametrize("answer", [None, "", [], [{"role": "user", "content": "?"}], {"content": "4"}])
+def test_a_given_conversation_without_an_answer_is_a_problem(answer):
+    source = GivenSource(source="./d.jsonl", prompt="q", answer="a")
+    row = Row({"q": "2 + 2?", "a": answer}, 0, "d.jsonl:1")
+    [problem] = find_problems(Data(train=SOURCE, warm_start=source), source, row, GIVEN)
+    assert problem.path == "spec.data.warmStart.answer"
+    assert "d.jsonl:1: the answer must be a text, or messages that end with the assistant's" in problem.message

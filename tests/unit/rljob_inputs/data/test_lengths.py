@@ -38,6 +38,12 @@ def test_evaluation_has_its_own_room():
     assert find_limit(job, None, None).num_tokens == 32
 
 
+def test_prompt_of_a_given_conversation_needs_room_for_a_token_alone():
+    assert find_limit(spec({"maxModelLen": 64}), None, 128, is_given=True) == PromptLimit(
+        63, "rollout.maxModelLen 64 - the answer, at least 1"
+    )
+
+
 def test_a_limit_that_evaluation_shares_with_training_has_one_name():
     job = spec({"maxModelLen": 64}, data={"eval": {"source": "/e"}}, evaluation={"sampling": {"maxTokens": 32}})
     limit = find_limit(job, job.held_out_sets[0], None)

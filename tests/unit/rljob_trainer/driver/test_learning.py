@@ -40,6 +40,10 @@ def test_step_is_classified_by_its_record(masked, zero_signal_share, expected):
     assert classify_step(record) is expected
 
 
+def test_step_of_a_warm_start_learns_without_samples():
+    assert classify_step(step_record(num_samples=0, num_masked=0, zero_signal_share=None)) is LEARNS
+
+
 def test_invalid_steps_fail_the_job_at_the_limit():
     assert judge_all([LEARNS, INVALID, INVALID]).is_learning is None
     verdict = judge_all([LEARNS, INVALID, INVALID, INVALID])

@@ -1,0 +1,53 @@
+"""`rljob run` with a warm start on real vLLM, Ray and FSDP2: a job that is killed in it trains the same weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rljob_api.run.folder import FILE_METRICS
+from rljob_api.run.metrics import read_metrics
+from tests.paths import ROOT
+from tests.support.local_run import Run
+
+NUM_WARM, NUM_STEPS = 30, 32
+
+
+def start(folder: Path) -> Run:
+    text = (ROOT / "examples/quickstart/warm-start.yaml").read_text()
+    text = text.replace("name: warm-start", "name: tiny").replace("./data", f"{ROOT}/examples/quickstart/data")
+    text = text.replace("../../.models/smollm2-135m-instruct", f"{ROOT}/.models/tiny-qwen3")
+    folder.mkdir()
+    (folder / "rljob.yaml").write_text(text)
+    (folder / "reward.py").write_text((ROOT / "examples/quickstart/reward.py").read_text())
+    schedule = {"steps": NUM_STEPS, "warmStart.steps": NUM_WARM, "warmStart.learningRate": 1e-3}
+    settings = [f"spec.schedule.{name}={value}" for name, value in schedule.items()]
+    return Run(folder, None, *settings, "spec.checkpoint.everySteps=2", "spec.evaluation.everySteps=0")
+
+
+@pytest.mark.real
+@pytest.mark.slow
+def test_a_job_killed_in_its_warm_start_trains_the_weights_of_an_undisturbed_one(tmp_path: Path) -> None:
+    undisturbed, killed = start(tmp_path / "undisturbed"), None
+    try:
+        undisturbed.finish()
+        killed = start(tmp_path / "killed")
+        killed.wait_for_step(5)
+        killed.kill("-m rljob_trainer.head")
+        killed.wait_for_step(11)
+        killed.kill("ray::RankProcess")
+        summary = killed.finish()
+    finally:
+        for run in (undisturbed, killed):
+            if run is not None:
+                run.close()
+    expected, found = (read_metrics(run.folder / FILE_METRICS).steps for run in (undisturbed, killed))
+    assert [step.prompts for step in found] == [step.prompts for step in expected]
+    assert [step.num_samples for step in found] == [0] * NUM_WARM + [64] * (NUM_STEPS - NUM_WARM)
+    digests = [[step.weight_digest for step in steps[:NUM_WARM]] for steps in (expected, found)]
+    assert digests[0] == digests[1], "the weights of each step are equal, bit by bit"
+    assert len(set(digests[0])) == NUM_WARM
+    assert found[NUM_WARM - 1].loss < found[0].loss / 2
+    assert found[-1].logprob_difference < 0.05, "rollouts sampled with the weights of the warm start"
+    assert min(summary.restarts.get(role, 0) for role in ("head", "trainer")) >= 1

@@ -199,6 +199,8 @@ VIOLATIONS: list[tuple[str, str, str, dict[str, Any]]] = [
     *(
         (type_name, message, "RLJob", {f"rewards.0.{name}": value for name, value in (TEACHER | changes).items()})
         for type_name, message, changes in (
+            ("TeacherModel", "must be hf://org/name, pvc://", {"teacher": {"model": {"source": "ftp://h/m"}}}),
+            ("TeacherModel", "must be at least 64Ki", {"teacher": {"model": SMALL_CACHE}}),
             ("TeacherReward", "must have exactly one of model", {"teacher": {"clip": 2}}),
             ("Reward", "must be sample for a teacher", {"scope": "group"}),
             ("Reward", "must be false for a teacher", {"cache": True}),
@@ -281,6 +283,8 @@ VIOLATIONS: list[tuple[str, str, str, dict[str, Any]]] = [
             ("ModelReward", IN_TRAINER, {"rewards.0.model.image": "x"}),
             ("ModelReward", IN_TRAINER, {"rewards.0.model.resources.requests": {"cpu": 1}}),
             ("ServedModel", JUDGE_IN_TRAINER, {"rewards.0.judge.model.image": "x"}),
+            ("TeacherModel", TEACHER_IN_TRAINER, {"rewards.0.teacher.model.image": "x"}),
+            ("TeacherModel", TEACHER_IN_TRAINER, {"rewards.0.teacher.model.resources.limits": {"cpu": 1}}),
             ("ServedModel", JUDGE_IN_TRAINER, {"rewards.0.judge.model.resources.limits": {"cpu": 1}}),
         )
     ),
@@ -572,7 +576,8 @@ def test_every_rule_of_the_types_has_a_case():
     assert not shared, "rules with the same beginning need a case each"
     immutable = {(spec.__name__, rule.field) for spec in ALL_SPECS for rule in spec.CLUSTER_RULES}
     covered = {("RLJobSpec", field) for field, _, _ in IMMUTABLE_CASES} | {
-        (name, "source") for name in ("Model", "DataSource", "TrainSource", "MixedSource", "ServedModel", "ModelReward")
+        (name, "source")
+        for name in ("Model", "DataSource", "TrainSource", "MixedSource", "ServedModel", "ModelReward", "TeacherModel")
     }
     covered.add(("ChatTemplate", "file"))
     assert immutable == covered, "add a case to IMMUTABLE_CASES or to the test of relative paths"

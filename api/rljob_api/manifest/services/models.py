@@ -246,6 +246,14 @@ class JudgeReward(Spec):
         return self.compare in ("ranking", "listwise")
 
 
+class TeacherModel(ServedModel):
+    """A checkpoint that vLLM serves for the log-probs of prompts."""
+
+    max_batched_tokens: int | None = Field(default=2048, ge=16)
+    """Maximum tokens per forward pass. Log-probs of prompts take 8 bytes for each of them and each token of the
+    vocabulary, beyond gpuMemoryUtilization. Null: vLLM's default."""
+
+
 class TeacherReward(Spec):
     """A model that the policy learns from, token by token: exactly one of model (served as a sidecar of the reward
     server) and endpoint. It needs the policy's tokenizer."""
@@ -256,7 +264,7 @@ class TeacherReward(Spec):
         ),
     )
 
-    model: ServedModel | None = None
+    model: TeacherModel | None = None
     """A checkpoint to serve, such as an export or `job://NAME`. Its context needs one token more than the episodes."""
     endpoint: JudgeEndpoint | None = None
     """An OpenAI-compatible endpoint that returns the log-probs of a prompt (prompt_logprobs), as vLLM's does."""

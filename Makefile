@@ -42,8 +42,8 @@ test: cpu-build ## Lint, type and drift checks, and all tests but the slow ones 
 .PHONY: test-all
 test-all: test docs test-slow ## make test, the site of docs/, and what is slow and rarely fails: dashboards, judges on vLLM, rewards of other projects
 
-.PHONY: example-chat example-gsm8k example-feedback example-guess example-calculator example-code-sandbox example-program example-environment example-self-play
-example-chat example-gsm8k example-feedback example-guess example-calculator example-code-sandbox example-program example-environment example-self-play: example-%: $(SYNCED) ## Run an example: chat, gsm8k, feedback, guess, calculator, code-sandbox, program, environment, self-play
+.PHONY: example-chat example-gsm8k example-feedback example-guess example-calculator example-code-sandbox example-program example-environment example-self-play example-distill
+example-chat example-gsm8k example-feedback example-guess example-calculator example-code-sandbox example-program example-environment example-self-play example-distill: example-%: $(SYNCED) ## Run an example: chat, gsm8k, feedback, guess, calculator, code-sandbox, program, environment, self-play, distill
 	$(BIN)/python examples/prepare.py $*
 	$(BIN)/rljob run examples/$*/rljob.yaml --fresh $(ON_DEVICE)
 

@@ -21,6 +21,7 @@ from typing import Any
 
 EXAMPLES = Path(__file__).resolve().parent
 MODELS = EXAMPLES.parent / ".models"
+DEMO_EXPORT = EXAMPLES.parent / "runs" / "quickstart" / "export"
 GSM8K_TRAIN = EXAMPLES / "gsm8k" / "data" / "train.jsonl"
 READABLE = 0o644  # save_pretrained writes 0600, which the unprivileged user of a Pod cannot read
 
@@ -50,6 +51,13 @@ def build_smollm2(folder: Path) -> None:
             delattr(owner, attribute)
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(source, gguf_file=weights).save_pretrained(folder)
+
+
+def copy_demo(folder: Path) -> None:
+    """Copy what the demo has trained: the teacher of the base model."""
+    if not DEMO_EXPORT.is_dir():
+        raise SystemExit(f" {os.path.relpath(DEMO_EXPORT)} not found: it is what `make demo` trains; run that first")
+    shutil.copytree(DEMO_EXPORT, folder, dirs_exist_ok=True)
 
 
 def build_tiny(folder: Path) -> None:
@@ -141,6 +149,7 @@ def _publish(scratch: Path, target: Path) -> None:
 
 
 SMOLLM2 = ("smollm2-135m-instruct", build_smollm2)
+SUMS = ("smollm2-135m-sums", copy_demo)
 TINY = ("tiny-qwen3", build_tiny)
 TINY_REWARD = ("tiny-qwen3-reward", build_tiny_reward)
 MODELS_OF_EXAMPLE = {
@@ -157,6 +166,7 @@ MODELS_OF_EXAMPLE = {
     "environment": [SMOLLM2],
     "self-play": [SMOLLM2],
     "retrieval": [SMOLLM2],
+    "distill": [SMOLLM2, SUMS],
     "shared": [TINY],
     "shared-reward": [TINY, TINY_REWARD],
     "mixture": [TINY],

@@ -14,7 +14,7 @@ from rljob_api.errors import UserError
 from rljob_api.functions.plugins import ENVIRONMENTS, SIGNATURES, describe_unknown, find_plugins
 from rljob_api.manifest.services.base import ServiceSettings
 from rljob_api.manifest.services.calls import CallService
-from rljob_api.manifest.services.models import JudgeReward, ModelReward, UserModel
+from rljob_api.manifest.services.models import JudgeReward, ModelReward, TeacherReward, UserModel
 from rljob_api.manifest.services.reward import Reward
 from rljob_api.manifest.services.runner import COMMAND_MODULE
 from rljob_api.wire.base import InvalidReason
@@ -35,7 +35,7 @@ from rljob_service.worker.settings import EPISODES, SCORE, TOOLS, USER, Function
 
 Request = ScoreRequest | GroupRequest | CallRequest
 RequestType = type[ScoreRequest] | type[GroupRequest] | type[CallRequest]
-Model = JudgeReward | ModelReward | UserModel
+Model = JudgeReward | ModelReward | TeacherReward | UserModel
 """What answers in place of a function."""
 S = TypeVar("S", Reward, CallService)
 _MAX_PROBLEMS, _MAX_PLACE = 8, 200
@@ -146,11 +146,11 @@ class Score(Kind[Reward]):
     # Scores stay comparable with those of servers without these fields.
     version_neutral = ("serves", "framework")
 
-    def find_model(self, settings: Reward) -> JudgeReward | ModelReward | None:
-        return settings.judge or settings.model
+    def find_model(self, settings: Reward) -> JudgeReward | ModelReward | TeacherReward | None:
+        return settings.judge or settings.model or settings.teacher
 
     def describe_missing(self, settings: Reward) -> str:
-        return f"reward {settings.name} must have a function, model or judge"
+        return f"reward {settings.name} must have a function, model, judge or teacher"
 
     def complete(self, function: FunctionSettings, settings: Reward, framework: str) -> FunctionSettings:
         return function._replace(

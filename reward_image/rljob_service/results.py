@@ -35,6 +35,7 @@ class SampleReply(Reply):
     components: dict[str, FiniteFloat] = Field(max_length=MAX_COMPONENTS)
     pred: str | None = Field(default=None, max_length=1000)
     abstained: list[str] = []
+    logprobs: list[str] | None = None
 
     @model_validator(mode="after")
     def _score_xor_reason(self) -> SampleReply:

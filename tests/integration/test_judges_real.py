@@ -8,6 +8,7 @@ scores of the classifier are compared with a forward pass of Hugging Face.
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import time
 from collections.abc import AsyncIterator, Callable
@@ -16,12 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import numpy as np
 import psutil
 import pytest
 import pytest_asyncio
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
+    AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
     PreTrainedTokenizerFast,
@@ -32,7 +35,7 @@ from transformers import (
 
 from rljob_api.manifest.job import RLJob
 from rljob_api.wire.contract import ENV_VLLM_SOCKET, PORT_SERVICE
-from rljob_api.wire.scores import ScoreRequest, ScoreResult
+from rljob_api.wire.scores import ScoreRequest, ScoreResult, TokenSegment
 from rljob_cli.check.try_reward import reward_children
 from rljob_cli.local import network
 from rljob_cli.local.cluster import LocalCluster
@@ -169,6 +172,33 @@ def socket(judge_pod, monkeypatch):
     """The judge's vLLM serves the reward of the test, too."""
     environments = (process.environ() for process in psutil.Process().children(recursive=True))
     monkeypatch.setenv(ENV_VLLM_SOCKET, next(env[ENV_VLLM_SOCKET] for env in environments if ENV_VLLM_SOCKET in env))
+
+
+async def test_a_teachers_log_probs_are_those_of_transformers(socket, tmp_path):
+    folder = save_model(tmp_path / "model", Qwen3ForCausalLM)  # the judge's weights
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    drawn = torch.Generator().manual_seed(0)
+    ids = torch.randint(5, len(tokenizer), (2, 40), generator=drawn).tolist()
+    texts = [[tokenizer.decode([token]) for token in each] for each in ids]
+    segments = [
+        TokenSegment(token_ids=ids[0], sampled=[(9, 20), (25, 40)], texts=texts[0]),
+        TokenSegment(token_ids=ids[1], sampled=[(1, 30)], texts=texts[1]),
+    ]
+    settings = {"name": "good", "teacher": {"model": {"source": "/m"}}, "timeoutSeconds": 120}
+    async with run_reward(tmp_path, settings) as reward:
+        result = await reward.score("", segments=segments)
+        long = await reward.score("", segments=[TokenSegment(token_ids=[5] * (MAX_TOKENS + 1), sampled=[(1, 97)])])
+    assert result.valid, result.message
+    with torch.no_grad():
+        logprobs = model(torch.tensor(ids)).logits.log_softmax(-1)
+    for number, (segment, encoded) in enumerate(zip(segments, result.logprobs, strict=True)):
+        places = [place for start, end in segment.sampled for place in range(start, end)]
+        expected = [float(logprobs[number, place - 1, segment.token_ids[place]]) for place in places]
+        found = np.frombuffer(base64.b64decode(encoded), "<f4")
+        assert np.abs(found - expected).max() < 1e-5
+    assert not long.valid
+    assert "maximum context length" in long.message
 
 
 @pytest.mark.parametrize("stop", [None, "clear"])

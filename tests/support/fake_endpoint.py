@@ -60,6 +60,7 @@ class Endpoint:
         asyncio.set_event_loop(self._loop)
         app = web.Application()
         app.router.add_post("/v1/chat/completions", self._post)
+        app.router.add_post("/v1/completions", self._post)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0, handler_cancellation=True)
         self._loop.run_until_complete(runner.setup())
         self._loop.run_until_complete(web.TCPSite(runner, self.host, self.port).start())

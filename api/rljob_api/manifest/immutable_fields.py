@@ -84,7 +84,8 @@ IMMUTABLE: Final = (
         "rewards",
         "is immutable in its models with placement trainer while the job runs; set suspend: true first",
         f"oldSelf.suspend || ({_keeps('r.model', 'has(r.model)')} && "
-        f"{_keeps('r.judge.model', 'has(r.judge) && has(r.judge.model)')})",
+        f"{_keeps('r.judge.model', 'has(r.judge) && has(r.judge.model)')} && "
+        f"{_keeps('r.teacher.model', 'has(r.teacher) && has(r.teacher.model)')})",
     ),
     ClusterRule(
         "agent",

@@ -61,11 +61,14 @@ def _shares_fit(spec: JobSpec) -> bool:
 
 def _map_shared(value: str) -> str:
     """CEL: `value` of each served model m with placement trainer, as one list."""
-    judge, user = "r.judge.model", "self.agent.user.model.model"
-    has_judge, has_user = "has(r.judge) && has(r.judge.model)", "has(self.agent.user) && has(self.agent.user.model)"
+    user, has_user = "self.agent.user.model.model", "has(self.agent.user) && has(self.agent.user.model)"
+    chats = {f"r.{kind}.model": f"has(r.{kind}) && has(r.{kind}.model)" for kind in ("judge", "teacher")}
+    of_rewards = (
+        f"self.rewards.map(r, {has_model} && {model}.placement == 'trainer', {value.replace('m.', f'{model}.')})"
+        for model, has_model in {"r.model": "has(r.model)", **chats}.items()
+    )
     return (
-        f"self.rewards.map(r, has(r.model) && r.model.placement == 'trainer', {value.replace('m.', 'r.model.')}) + "
-        f"self.rewards.map(r, {has_judge} && {judge}.placement == 'trainer', {value.replace('m.', f'{judge}.')}) + "
+        f"{' + '.join(of_rewards)} + "
         f"({has_user} && has({user}) && {user}.placement == 'trainer' ? [{value.replace('m.', f'{user}.')}] : [])"
     )
 
@@ -306,6 +309,13 @@ RULES: Final = (
         ),
         "self.rewards.exists(reward, reward.weight != 0.0 && reward.use != 'evaluation') || "
         f"(({_HOSTED}) ? self.agent.rewardWeight != 0.0 : self.rewards.all(reward, reward.use == 'evaluation'))",
+    ),
+    Rule(
+        ("rollout.sampling.temperature", "rewards"),
+        "must be 1 with a teacher, whose log-probs are those of temperature 1",
+        "remove it",
+        lambda spec: spec.rollout.sampling.temperature == 1 or not any(reward.teacher for reward in spec.rewards),
+        "self.rollout.sampling.temperature == 1.0 || !self.rewards.exists(reward, has(reward.teacher))",
     ),
     Rule(
         ("rollout.replicas", "suspend"),

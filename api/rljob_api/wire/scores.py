@@ -10,7 +10,7 @@ from pydantic import Field, SkipValidation, model_validator
 from rljob_api.wire.base import InvalidReason, Lane, Messages, Wire
 from rljob_api.wire.contract import MAX_COMPONENTS
 
-Part = Literal["whole", "rendered", "tokens", "steps"]
+Part = Literal["whole", "rendered", "tokens", "steps", "segments"]
 """What a request has only for a server whose /v1/info names it in `reads`: texts and token ids of a long conversation
 are several times as long as the rest, and steps make equal samples different."""
 PARTS: Final[tuple[Part, ...]] = get_args(Part)
@@ -36,6 +36,16 @@ class Rendered(Wire):
     prompt: str
     query: str
     """Begins with the prompt."""
+
+
+class TokenSegment(Wire):
+    """One sequence of an episode's tokens, as the model saw and sampled them."""
+
+    token_ids: SkipValidation[list[int]]
+    sampled: list[tuple[int, int]]
+    """Where each run of sampled tokens begins and ends."""
+    texts: SkipValidation[list[str]] = []
+    """Text of each token to the policy. Empty: unknown."""
 
 
 class ScoreRequest(Wire):
@@ -65,6 +75,8 @@ class ScoreRequest(Wire):
     """Token ids of the prompt. Part tokens."""
     completion_ids: SkipValidation[list[int] | None] = None
     """Token ids of the completion, with the end-of-sequence token. Part tokens."""
+    segments: list[TokenSegment] | None = None
+    """All tokens of the episode. Part segments."""
     finished_steps: int | None = None
     """Steps that had ended when the sample's began. Part steps."""
     total_steps: int | None = None
@@ -85,6 +97,8 @@ class ScoreResult(Wire):
     characters. Samples of a prompt with the same text give the same answer (maj@n). Null: it named none."""
     abstained: list[str] = []
     """The functions of a list that returned None: the score is the sum of the others."""
+    logprobs: list[str] | None = None
+    """[segments] A teacher's log-probs of the sampled tokens: little-endian fp32, in base64. Null: of no teacher."""
     reason: InvalidReason | None = None
     message: str = ""
     """Human-readable: the exception's last line, or the cause. At most 2,000 characters."""

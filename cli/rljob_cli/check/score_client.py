@@ -60,7 +60,7 @@ async def score_all(
     async with aiohttp.ClientSession(url, timeout=timeout, headers=headers) as session:
         async with session.get(UrlPath.INFO) as response:
             reads = (await response.json()).get("reads", ()) if response.status == 200 else ()
-        if {"rendered", "tokens"}.intersection(reads) and token_ids.are_missing(groups):
+        if {"rendered", "tokens", "segments"}.intersection(reads) and token_ids.are_missing(groups):
             groups = await asyncio.to_thread(token_ids.add_token_ids, job, groups)
 
         async def post(path: UrlPath, request: ScoreRequest | GroupRequest) -> bytes:

@@ -99,7 +99,7 @@ def try_reward_command(options: TryRewardOptions) -> int:
         shown.append({"reward": reward.name, "results": results, "printed": printed})
         if options.output != "json":
             _print_outcomes(reward.name, outcomes, printed)
-    totals = sum_up({reward.name: reward.weight for _, reward in chosen}, found)
+    totals = sum_up({reward.name: reward.weight for _, reward in chosen if not reward.teacher}, found)
     if options.output == "json":
         print_json(shown[0] if len(shown) == 1 else {"rewards": shown, "scores": totals})
     elif len(shown) > 1:
@@ -111,11 +111,11 @@ def try_reward_command(options: TryRewardOptions) -> int:
 
 
 def sum_up(weights: Mapping[str, float], found: Mapping[str, Sequence[Outcome]]) -> list[float | None]:
-    """Return the weighted sum of each row, without rewards that abstain from it; None if one is invalid, or all
+    """Return the sum of each row by these weights, without rewards that abstain from it; None if one is invalid, or all
     abstain."""
     rows: dict[str, list[tuple[float, ScoreResult]]] = {}
-    for name, outcomes in found.items():
-        for outcome in outcomes:
+    for name in weights:
+        for outcome in found[name]:
             rows.setdefault(outcome.request.id, []).append((weights[name], outcome.result))
     totals: list[float | None] = []
     for number in range(len(rows)):

@@ -99,7 +99,7 @@ def _is_selected(pod: Manifest, selection: Selection) -> bool:
 def check_role(job: Manifest, role: str | None) -> None:
     """Raise UserError if the job has no such role, or none of its Pods serves the reward."""
     rewards = {f"reward-{reward['name']}": reward for reward in job["spec"].get("rewards") or []}
-    if role in rewards and not {"function", "model", "judge"} & rewards[role].keys():
+    if role in rewards and not {"function", "model", "judge", "teacher"} & rewards[role].keys():
         reference = rewards[role].get("rewardModelRef")
         model = reference and reference["name"]
         where = "runs at its url"

@@ -88,7 +88,7 @@ def _list_settings(spec: Mapping[str, Any], step: int, summary: RunSummary) -> I
 
 
 def _describe_reward(reward: Mapping[str, Any]) -> tuple[str, ...]:
-    kind = next((each for each in ("function", "judge", "model", "http") if reward.get(each)), "")
+    kind = next((each for each in ("function", "judge", "model", "http", "teacher") if reward.get(each)), "")
     return str(reward.get("name", "")), kind, str(reward.get("weight", "")), str(reward.get("use", ""))
 
 

@@ -24,6 +24,7 @@ _SCORERS: tuple[tuple[Location, str], ...] = (
     (("function", "file"), "function"),
     (("model", "source"), "model"),
     (("judge", "model", "source"), "model"),
+    (("teacher", "model", "source"), "model"),
 )
 
 

@@ -27,6 +27,7 @@ _NOT_READ_OF_SERVICE: dict[str, Any] = {
     **_NOT_READ_OF_ROLE,
     "model": {**_NOT_READ_OF_MODEL, "model": _NOT_READ_OF_MODEL},  # of a reward, and of a user
     "judge": {"model": _NOT_READ_OF_MODEL},
+    "teacher": {"model": _NOT_READ_OF_MODEL},
 }
 _NOT_READ_OF_CALLS: dict[str, Any] = {
     **_NOT_READ_OF_ROLE,

@@ -1,4 +1,4 @@
-"""What judges and simulated users share: a chat model on the vLLM sidecar or at an endpoint, and its rate limits.
+"""What judges, simulated users and teachers share: a model on the vLLM sidecar or at an endpoint, and its rate limits.
 
 Owns the endpoint's key, the payload of requests, and the text and tokens of answers. Callers write the messages and
 read the text. Invariant: the endpoint's key is sent only to the endpoint.
@@ -26,7 +26,7 @@ from rljob_service.models.execution import ExecutionProgress, NoScoreError
 from rljob_service.models.metrics import UpstreamMetrics, count_tokens
 from rljob_service.models.rate_limiter import RateLimiter
 from rljob_service.models.texts import describe
-from rljob_service.models.upstream import Json, UpstreamClient
+from rljob_service.models.upstream import MAX_ANSWER_BYTES, Json, UpstreamClient
 from rljob_service.results import StartupReport
 from rljob_service.worker.forms.outcome import encodable
 
@@ -69,7 +69,6 @@ class ReplicaCounter:
             self._on_count(len({*addresses, self._own_address}))
 
 
-_PATH = "/chat/completions"
 _REASONING = ("reasoning_content", "reasoning")
 """Where servers write reasoning apart from the answer."""
 _EXPECTED_PROMPT_TOKENS = 1000
@@ -80,7 +79,7 @@ _EXPECTED_PROMPT_TOKENS = 1000
 class ChatSettings:
     """Which chat model answers, and how it is asked."""
 
-    who: Literal["judge", "user"]
+    who: Literal["judge", "user", "teacher"]
     """In messages."""
     path: str
     """Field that has `model` or `endpoint`, in messages."""
@@ -95,6 +94,8 @@ class ChatSettings:
     """System message of each question, also of the warm-up; None: the caller writes it."""
     payload: Json = field(default_factory=dict)
     """Additional fields of each request."""
+    route: str = "/chat/completions"
+    max_answer_bytes: int = MAX_ANSWER_BYTES
 
 
 class ChatAnswer(NamedTuple):
@@ -131,16 +132,18 @@ class ChatBackend(ModelBackend):
         self._replicas = ReplicaCounter(replicas, self._set_replicas) if limits != EndpointLimits() else None
         system = settings.system_prompt
         self.system_messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
-        self._payload = _build_payload(settings)
+        self.payload = _build_payload(settings)
         self.upstream = UpstreamClient(
             self._session,
-            (endpoint.url if endpoint else f"{'' if self._engines else vllm_sidecar.URL}/v1").rstrip("/") + _PATH,
+            (endpoint.url if endpoint else f"{'' if self._engines else vllm_sidecar.URL}/v1").rstrip("/")
+            + settings.route,
             self.chat_limiter,
             metrics,
             name=f"the {settings.who}'s {'endpoint' if endpoint else 'vLLM'}",
             secret=key,
             headers=endpoint.headers if endpoint else None,
             engines=self._engines,
+            max_answer_bytes=settings.max_answer_bytes,
             on_refused=lambda answer: on_fatal_error(
                 UserError(f"{settings.path}.endpoint: {answer}; correct its url, model or apiKeySecretRef")
             ),
@@ -157,13 +160,13 @@ class ChatBackend(ModelBackend):
             self._engines.start()
         if self._sidecar is not None:
             await self._warm_up(self._ask_for_nothing, f"{self._chat_settings.path}.model")
-        return StartupReport(entrypoint=str(self._payload["model"]), signature=self._chat_settings.who)
+        return StartupReport(entrypoint=str(self.payload["model"]), signature=self._chat_settings.who)
 
     async def ask(self, messages: list[Message], progress: ExecutionProgress) -> ChatAnswer:
         """Send one question. A failure is a value, so that it does not affect other questions of the execution."""
         tokens = None
         try:
-            answer = await self.upstream.post(self._payload | {"messages": messages}, progress)
+            answer = await self.upstream.post(self.payload | {"messages": messages}, progress)
             tokens = count_tokens(answer, "prompt") + count_tokens(answer, "completion") or None
             return ChatAnswer(_text_of(answer, self._chat_settings.who, self.upstream.hide_key), tokens)
         except NoScoreError as error:
@@ -178,7 +181,7 @@ class ChatBackend(ModelBackend):
     async def _ask_for_nothing(self, progress: ExecutionProgress) -> None:
         """Send a minimal question that initializes everything in vLLM, including the grammar of a schema."""
         messages = [*self.system_messages, {"role": "user", "content": "Hello"}]
-        await self.upstream.post(self._payload | {"messages": messages, "max_tokens": 1}, progress)
+        await self.upstream.post(self.payload | {"messages": messages, "max_tokens": 1}, progress)
 
     def _set_replicas(self, number: int) -> None:
         self.chat_limiter.set_replicas(number)

@@ -19,6 +19,8 @@ class NoScoreError(Exception):
 class Score:
     value: float
     components: dict[str, float] = field(default_factory=dict)
+    logprobs: list[str] | None = None
+    """See ScoreResult."""
 
 
 @dataclass

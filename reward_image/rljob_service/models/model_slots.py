@@ -76,7 +76,8 @@ class ModelSlot:
 
 def _to_reply(outcome: Score | UserReply | NoScoreError) -> Reply:
     if isinstance(outcome, Score):
-        return SampleReply(score=outcome.value, components=outcome.components, reason=None, message="")
+        given = {"components": outcome.components, "logprobs": outcome.logprobs}
+        return SampleReply.model_validate({"score": outcome.value, **given, "reason": None, "message": ""})
     if isinstance(outcome, UserReply):
         return UserCallReply(value=outcome, reason=None, message="")
     return failure(outcome.reason, outcome.message)[0]

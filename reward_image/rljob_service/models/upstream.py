@@ -37,7 +37,7 @@ FIRST_DELAY_SECONDS = 0.25
 MAX_DELAY_SECONDS = 8.0
 _CONNECT_SECONDS = 10.0
 _MAX_SHOWN_CHARACTERS = 500
-_MAX_ANSWER_BYTES = 4 << 20
+MAX_ANSWER_BYTES = 4 << 20
 _RETRYABLE_STATUSES = {408, 409, 425, *range(500, 600)} - {501, 505}  # 501 and 505 are permanent
 _UNAVAILABLE = 503
 """The status of an engine that sleeps, or that is about to."""
@@ -69,13 +69,14 @@ class UpstreamClient:
         headers: Mapping[str, str] | None = None,
         on_refused: Callable[[str], None] = lambda answer: None,
         engines: SharedEngines | None = None,
+        max_answer_bytes: int = MAX_ANSWER_BYTES,
     ) -> None:
         """`on_refused` is called if the server refuses requests before it has ever answered one: the configuration is
         wrong. Later, the same answer is a failure of one request, because the configuration worked. `engines`: the
         servers whose path `url` is, instead of one server."""
         self._session = session
         self._url, self._engines = url, engines
-        self._limiter = limiter
+        self._limiter, self._max_answer_bytes = limiter, max_answer_bytes
         self._metrics = metrics
         self._secret = secret
         self._headers = {**(headers or {}), **({"Authorization": f"Bearer {secret}"} if secret else {})}
@@ -170,7 +171,7 @@ class UpstreamClient:
             timeout=aiohttp.ClientTimeout(sock_connect=_CONNECT_SECONDS),
             allow_redirects=False,  # never send the key to another URL
         ) as response:
-            text = await _read_text(response)
+            text = await _read_text(response, self._max_answer_bytes)
             status = _find_error(text) if response.status == 200 else response.status
             return _Response(status, text, response.headers.get("Retry-After"))
 
@@ -246,14 +247,14 @@ def _find_error(text: str) -> int:
     return 200
 
 
-async def _read_text(response: aiohttp.ClientResponse) -> str:
+async def _read_text(response: aiohttp.ClientResponse, max_bytes: int) -> str:
     """Return the body, truncated to the maximum size of an answer."""
     body = bytearray()
     async for chunk in response.content.iter_any():
         body += chunk
-        if len(body) > _MAX_ANSWER_BYTES:
+        if len(body) > max_bytes:
             break
-    return body[:_MAX_ANSWER_BYTES].decode(errors="replace")
+    return body[:max_bytes].decode(errors="replace")
 
 
 def begin_try(url: str, payload: Json, number: int) -> Span:

@@ -115,4 +115,5 @@ def _read_values(reply: Reply, kind: RequestType) -> dict[str, Any]:
     if not isinstance(reply, SampleReply):
         return {"score": None, "components": {}, "pred": None}
     values = {"score": reply.score, "components": reply.components, "pred": reply.pred}
-    return values | {"abstained": reply.abstained} if reply.abstained else values
+    rare = {"abstained": reply.abstained, "logprobs": reply.logprobs}
+    return values | {name: value for name, value in rare.items() if value}

@@ -28,7 +28,7 @@ from typing import NamedTuple
 from cachetools import LRUCache
 
 from rljob_api.errors import RLJobError
-from rljob_api.manifest.services.models import JudgeReward, UserModel
+from rljob_api.manifest.services.models import JudgeReward, TeacherReward, UserModel
 from rljob_api.wire.base import InvalidReason
 from rljob_api.wire.scores import ScoreRequest, ScoreResult
 from rljob_service.kinds import Request
@@ -354,6 +354,10 @@ def build_pool(
         from rljob_service.models.judge.judge import Judge
 
         model = Judge(backend, config.slots, replicas, config.timeout_seconds, upstream_metrics, on_fatal_error)
+    elif isinstance(backend, TeacherReward):
+        from rljob_service.models.teacher import Teacher
+
+        model = Teacher(backend, replicas, upstream_metrics, on_fatal_error)
     elif isinstance(backend, UserModel):
         from rljob_service.models.user import ChatUser
 

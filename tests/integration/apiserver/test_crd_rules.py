@@ -53,6 +53,8 @@ MODEL_IN_TRAINER: dict[str, Any] = {"source": "/m", "placement": "trainer"}
 IN_TRAINER: dict[str, Any] = {"name": "r", "model": MODEL_IN_TRAINER}
 JUDGED = {"template": "x", "parser": {"regex": "(x)"}, "model": MODEL_IN_TRAINER}
 JUDGE_IN_TRAINER: dict[str, Any] = {"name": "r", "judge": JUDGED}
+TEACHER_IN_TRAINER: dict[str, Any] = {"name": "r", "teacher": {"model": MODEL_IN_TRAINER}}
+TEACHER: dict[str, Any] = {"function": MISSING, "teacher": {"endpoint": {"url": "https://example.com", "model": "m"}}}
 USER_IN_TRAINER: dict[str, Any] = {"model": {"persona": "x", "model": MODEL_IN_TRAINER}}
 ON_GPU: dict[str, Any] = {"judge": JUDGED | {"model": MODEL_IN_TRAINER | {"gpusPerReplica": 1}}}
 SHARED_GPU: dict[str, Any] = SHARED | {
@@ -199,6 +201,22 @@ VIOLATIONS: list[tuple[str, str, str, dict[str, Any]]] = [
             ("must be at least 2 x votes x replicas", {"requestsPerMinute": 7.5}, {f"{path}replicas": 4}),
         )
     ),
+    *(
+        (type_name, message, "RLJob", {f"rewards.0.{name}": value for name, value in (TEACHER | changes).items()})
+        for type_name, message, changes in (
+            ("TeacherModel", "must be hf://org/name, pvc://", {"teacher": {"model": {"source": "ftp://h/m"}}}),
+            ("TeacherModel", "must be at least 64Ki", {"teacher": {"model": SMALL_CACHE}}),
+            ("TeacherReward", "must have exactly one of model", {"teacher": {"clip": 2}}),
+            ("Reward", "must be sample for a teacher", {"scope": "group"}),
+            ("Reward", "must be false for a teacher", {"cache": True}),
+            ("Reward", "must be at least replicas", {"replicas": 4, "teacher.endpoint.limits": {"concurrency": 3}}),
+            ("Reward", "must be at least 2 x replicas", {"teacher.endpoint.limits": {"requestsPerMinute": 1}}),
+        )
+    ),
+    (
+        *("RLJobSpec", "must be 1 with a teacher", "RLJob"),
+        {"rewards.0": {"name": "r", "teacher": {"model": {"source": "/m"}}}, "rollout.sampling.temperature": 0.5},
+    ),
     ("JudgeReward", "must have jsonSchema for ranking", "RewardModel", {"judge": judge(compare="ranking")}),
     *(
         (type_name, message, kind, {f"{path}{name}": value for name, value in changes.items()})
@@ -270,6 +288,8 @@ VIOLATIONS: list[tuple[str, str, str, dict[str, Any]]] = [
             ("ModelReward", IN_TRAINER, {"rewards.0.model.image": "x"}),
             ("ModelReward", IN_TRAINER, {"rewards.0.model.resources.requests": {"cpu": 1}}),
             ("ServedModel", JUDGE_IN_TRAINER, {"rewards.0.judge.model.image": "x"}),
+            ("TeacherModel", TEACHER_IN_TRAINER, {"rewards.0.teacher.model.image": "x"}),
+            ("TeacherModel", TEACHER_IN_TRAINER, {"rewards.0.teacher.model.resources.limits": {"cpu": 1}}),
             ("ServedModel", JUDGE_IN_TRAINER, {"rewards.0.judge.model.resources.limits": {"cpu": 1}}),
         )
     ),
@@ -564,7 +584,10 @@ def test_every_rule_of_the_types_has_a_case():
     immutable = {(spec.__name__, rule.field) for spec in ALL_SPECS for rule in spec.CLUSTER_RULES}
     covered = {("RLJobSpec", field) for field, _, _ in IMMUTABLE_CASES} | {
         (name, "source")
-        for name in ("Model", "DataSource", "TrainSource", "MixedSource", "GivenSource", "ServedModel", "ModelReward")
+        for name in (
+            *("Model", "DataSource", "TrainSource", "MixedSource", "GivenSource", "ServedModel", "ModelReward"),
+            "TeacherModel",
+        )
     }
     covered.add(("ChatTemplate", "file"))
     assert immutable == covered, "add a case to IMMUTABLE_CASES or to the test of relative paths"
@@ -590,6 +613,7 @@ def test_rule_violation_is_rejected_by_both_with_its_remedy(server, type_name, b
     "changes",
     [
         {"rewards.0": JUDGE_IN_TRAINER},
+        {"rewards.0": TEACHER_IN_TRAINER},
         CHAT | {"agent": {"type": "loop", "user": USER_IN_TRAINER}},
         SHARED_GPU | {"rewards.0.model.gpuMemoryUtilization": 0.8},
         SHARED_GPU | {"rewards.0.model.gpusPerReplica": 2},
@@ -607,6 +631,7 @@ def test_each_model_in_the_trainers_pods_is_seen_by_both(server, changes):
         SHARED_GPU,
         SHARED_GPU | {"rollout.gpuMemoryUtilization": 0.8},
         SHARED | {"rewards.0": JUDGE_IN_TRAINER},
+        SHARED | {"rewards.0": TEACHER_IN_TRAINER},
         SHARED | CHAT | {"agent": {"type": "loop", "user": USER_IN_TRAINER}},
     ],
 )

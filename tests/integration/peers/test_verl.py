@@ -5,13 +5,19 @@
 
 from __future__ import annotations
 
+import base64
+import dataclasses
+
 import pytest
 import torch
 
+from rljob_api.manifest.services.reward import Reward
 from rljob_trainer.algorithms.kl import kl_estimate
 from rljob_trainer.algorithms.losses import correct
 from rljob_trainer.algorithms.ppo import value_loss
 from rljob_trainer.algorithms.registry import build_algorithm
+from rljob_trainer.algorithms.teachers import teacher_advantages
+from rljob_trainer.episodes.types import Episode, ScoredResult, Segment, Turn
 from rljob_trainer.policy.selected_logprobs import selected_logprobs
 from tests.integration.peers.batches import (
     LENGTH,
@@ -71,6 +77,37 @@ def test_kl_penalty_in_the_reward(peers):
     ours = our_advantages(batch, algorithm_spec(type="reinforcePlusPlus", kl=kl, max_tokens=LENGTH))
     theirs = verls_advantages(peers, batch, "reinforcePlusPlus", rewards)
     assert_equal("reinforcePlusPlus with k1", ours, theirs, ROUNDED)
+
+
+@pytest.mark.parametrize("limit", [20.0, 0.5])
+@pytest.mark.parametrize("level", LEVELS)
+def test_distillation(peers, level, limit):
+    """A teacher alone, against verl's k1 with use_policy_gradient. The reference policy stands for the teacher."""
+    built = build_batch()
+    batch = dataclasses.replace(built, proximal=built.logprobs, rollout=built.logprobs)
+    spec = algorithm_spec(loss={"level": level}, max_tokens=LENGTH)
+    endpoint = {"url": "http://teacher/v1", "model": "big"}
+    reward = Reward.model_validate({"name": "t", "teacher": {"endpoint": endpoint, "clip": limit}})
+    advantages = batch.of_tokens([teacher_advantages([reward], each) for each in taught_episodes(batch)])
+    ours = our_loss(batch, spec, advantages)
+    settings = {"level": LEVELS[level], "max_tokens": LENGTH, "limit": limit}
+    theirs = peers.call(
+        "verl", "distillation", logprobs=batch.logprobs, teacher=batch.reference, mask=batch.mask, **settings
+    )
+    for name, *pair in zip(("loss", "gradient"), ours, theirs, strict=True):
+        assert_equal(f"distillation, {name}", *pair, ROUNDED)
+
+
+def taught_episodes(batch: Batch) -> list[Episode]:
+    """Return the episodes with the reference policy's log-probs as the result of a teacher `t`."""
+    found = []
+    for i, length in enumerate(batch.lengths):
+        own, theirs = batch.rollout[i, :length].tolist(), batch.reference[i, :length].numpy().astype("<f4")
+        segment = Segment([1] * length, [1] * length, own, [0] * length, [0] * length)
+        encoded = base64.b64encode(theirs.tobytes()).decode()
+        result = ScoredResult(id="x", valid=True, score=0.0, logprobs=[encoded])
+        found.append(Episode(0, 0, i, [segment], [Turn("")], results={"t": result}))
+    return found
 
 
 @pytest.mark.parametrize(("discount", "decay"), [(1.0, 1.0), (1.0, 0.95), (0.97, 0.9)])

@@ -5,14 +5,16 @@ Tensors are [episodes, tokens] in fp64 unless a line says otherwise. A gradient 
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import verl.utils.torch_functional
 from torch import Tensor
 from verl.trainer.config.algorithm import AlgoConfig, RolloutCorrectionConfig
+from verl.trainer.distillation import losses
 from verl.trainer.ppo import core_algos, metric_utils, rollout_corr_helper
-from verl.workers.config import ActorConfig
+from verl.workers.config import ActorConfig, DistillationLossConfig
 
 
 def advantages(estimator: str, rewards: Tensor, mask: Tensor, groups: Tensor, **options: Any) -> Tensor:
@@ -88,6 +90,24 @@ def kl(logprobs: Tensor, reference: Tensor, estimator: str) -> tuple[Tensor, Ten
     logprobs = logprobs.clone().requires_grad_()  # two arguments may be one tensor
     found = core_algos.kl_penalty(logprobs, reference, estimator)
     return found.detach(), torch.autograd.grad(found.sum(), logprobs)[0]
+
+
+def distillation(
+    logprobs: Tensor, teacher: Tensor, mask: Tensor, *, limit: float, level: str, max_tokens: int
+) -> tuple[Tensor, Tensor]:
+    """Return the loss and its gradient of distillation by k1 as reward, on-policy."""
+    scale = {"loss_agg_mode": level, "loss_scale_factor": max_tokens}
+    actor = ActorConfig(strategy="fsdp", rollout_n=1, use_dynamic_bsz=True, **scale)
+    loss_config = DistillationLossConfig(loss_mode="k1", loss_max_clamp=limit)
+    counts = {"dp_size": 1, "batch_num_tokens": mask.sum(), "global_batch_size": len(mask)}
+    data = {"response_mask": mask, "teacher_logprobs": teacher, "old_log_probs": logprobs, **counts}
+    logprobs = logprobs.clone().requires_grad_()
+    losses.no_padding_2_padding = lambda values, data: values  # the tensors are padded here
+    loss, _ = losses.distillation_loss(
+        actor, SimpleNamespace(distillation_loss=loss_config), {"log_probs": logprobs}, data
+    )
+    (gradient,) = torch.autograd.grad(loss, logprobs)
+    return loss.detach(), gradient
 
 
 def value_loss(values: Tensor, before: Tensor, returns: Tensor, mask: Tensor, clip: float) -> tuple[Tensor, Tensor]:

@@ -38,6 +38,7 @@ def test_all_examples_exist() -> None:
         "calculator",
         "chat",
         "code-sandbox",
+        "distill",
         "environment",
         "feedback",
         "gsm8k",

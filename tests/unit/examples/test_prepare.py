@@ -42,6 +42,17 @@ def test_failed_model_leaves_no_folder(prepare: ModuleType) -> None:
     assert list(prepare.MODELS.iterdir()) == []
 
 
+def test_the_teacher_is_what_the_demo_has_trained(prepare: ModuleType, tmp_path: Path, capsys) -> None:
+    prepare.DEMO_EXPORT = tmp_path / "export"
+    with pytest.raises(SystemExit, match="export not found: it is what `make demo` trains; run that first"):
+        prepare.prepare_model("sums", prepare.copy_demo)
+    assert list(prepare.MODELS.iterdir()) == []
+    prepare.DEMO_EXPORT.mkdir()
+    write(prepare.DEMO_EXPORT)
+    prepare.prepare_model("sums", prepare.copy_demo)
+    assert (prepare.MODELS / "sums" / "config.json").is_file()
+
+
 def test_two_concurrent_calls_leave_one_folder(prepare: ModuleType) -> None:
     def race(folder: Path) -> None:
         write(folder)

@@ -66,9 +66,14 @@ class Settings:
 
     @property
     def reward_weights(self) -> tuple[float, ...]:
-        """[rewards] In the order of `rewards`; then `own_weight`, if there is one."""
+        """[rewards] In the order of `summed`; then `own_weight`, if there is one."""
         own = () if self.own_weight is None else (self.own_weight,)
-        return (*(reward.weight for reward in self.rewards), *own)
+        return (*(reward.weight for reward in self.summed), *own)
+
+    @property
+    def summed(self) -> list[Reward]:
+        """Those of `rewards` that the score is the sum of: not teachers."""
+        return [reward for reward in self.rewards if reward.teacher is None]
 
     @property
     def kl_in_reward(self) -> bool:
@@ -136,6 +141,8 @@ class EpisodeRewards:
     """[sampled] Policy's minus reference model's log-prob; only if needed."""
     values: Floats | None = None
     """[sampled] The critic's values; only if needed."""
+    teachers: Floats | None = None
+    """[sampled] What teachers add to the advantages; None without any."""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ may be accumulated group by group.
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -20,6 +21,7 @@ from rljob_api.wire.base import InvalidReason
 from rljob_api.wire.contract import MAX_TRAJECTORIES
 from rljob_trainer.algorithms import advantages as statistics
 from rljob_trainer.algorithms.base import AlgorithmCode, EpisodeAdvantages, EpisodeRewards, Settings
+from rljob_trainer.algorithms.teachers import teacher_advantages
 from rljob_trainer.episodes.types import Episode, Group, TokenFacts, TrainRow, has_own_reward
 
 _NO_TOKENS, _NO_VALUES = np.zeros(0, np.int32), np.zeros(0)
@@ -33,7 +35,8 @@ def score_group(group: Group, rewards: Sequence[Reward], own_weight: float = 1.0
 
     Among episodes that are compared with each other, a reward that scores none and abstains, as one for other tasks
     does, is left out, and so is such a function of a list. One that abstains from some masks these: their sums would
-    lack a term."""
+    lack a term. A teacher is a term only where nothing else scores; an episode that it failed to score is masked."""
+    are_alone = _teach_alone(group, rewards)
     for peers in {each.peers for each in group.episodes}:
         episodes = [each for each in group.episodes if each.peers == peers and each.failure is None]
         results = {reward.name: [each.results.get(reward.name) for each in episodes] for reward in rewards}
@@ -43,13 +46,22 @@ def score_group(group: Group, rewards: Sequence[Reward], own_weight: float = 1.0
             total, has_term, is_whole = own_weight * (episode.own_reward or 0.0), not rewards, True
             for reward in rewards:
                 result = episode.results.get(reward.name)
-                if result is not None and result.score is not None:
+                if reward.teacher is not None:
+                    has_term, is_whole = has_term or result is not None, is_whole and (result is None or result.valid)
+                    total += reward.weight * (result.score or 0.0) if are_alone and result is not None else 0.0
+                elif result is not None and result.score is not None:
                     total += reward.weight * result.score
                     has_term, is_whole = True, is_whole and left_out[reward.name].issuperset(result.abstained)
                 elif result is None or result.reason is not InvalidReason.ABSTAINED or reward.name in left_out:
                     is_whole = False
             is_known = is_whole and (has_term or has_own_reward(episode)) and math.isfinite(total)
             episode.score = total if is_known else None
+
+
+def _teach_alone(group: Group, rewards: Sequence[Reward]) -> bool:
+    """Return whether teachers alone score the group. Their sum is shown, and no advantage follows from it: those of the
+    tokens say it already."""
+    return bool(rewards) and all(each.teacher for each in rewards) and not any(map(has_own_reward, group.episodes))
 
 
 def usable_scores(group: Group, rewards: Sequence[Reward]) -> list[float | None]:
@@ -73,20 +85,23 @@ def training_scores(group: Group, settings: Settings) -> list[float | None]:
     """Return the scores that the group trains with, None for each episode that must not be trained on: its rewards are
     not usable, or it is truncated and the job masks those.  [episodes]"""
     scores = usable_scores(group, settings.rewards)
+    if _teach_alone(group, settings.rewards):
+        scores = [None if score is None else 0.0 for score in scores]
     return [_training_score(*pair, settings) for pair in zip(group.episodes, scores, strict=True)]
 
 
 def has_signal(group: Group, algorithm: AlgorithmCode) -> bool:
-    """Return whether the group's episodes differ in what they got, beyond algorithm.zeroStdThreshold. With a critic,
-    one valid episode is enough: it is compared with what the critic expected. With seats: whether those of any seat
-    do."""
+    """Return whether the group's episodes differ in what they got, beyond algorithm.zeroStdThreshold. With a critic or
+    a teacher, one valid episode is enough: it is compared with what the critic expected, or the teacher would say. With
+    seats: whether those of any seat do."""
     pairs = list(zip(group.episodes, training_scores(group, algorithm.settings), strict=True))
     return any(_differ([pairs[i] for i in positions], algorithm) for positions in group.compared())
 
 
 def _differ(pairs: Sequence[tuple[Episode, float | None]], algorithm: AlgorithmCode) -> bool:
     valid = [_describe(episode, score, algorithm.settings, _NO_TOKENS) for episode, score in pairs if score is not None]
-    if algorithm.needs.values:
+    taught = [teacher_advantages(algorithm.settings.rewards, each) for each, score in pairs if score is not None]
+    if algorithm.needs.values or any(each is not None and each.any() for each in taught):
         return bool(valid)
     if len({_until_last_reward(each.turn_rewards) for each in valid}) > 1:
         return True
@@ -138,8 +153,8 @@ def episode_rewards(
 def find_advantages(
     groups: Sequence[Group], rewards: Sequence[Sequence[EpisodeRewards | None]], algorithm: AlgorithmCode
 ) -> list[list[EpisodeAdvantages | None]]:
-    """Return the algorithm's advantages, for which trajectories that are compared with each other are a group; None for
-    a masked one.  [groups][episodes]
+    """Return the algorithm's advantages, for which trajectories that are compared with each other are a group, with
+    what teachers add; None for a masked one.  [groups][episodes]
 
     `rewards`: of episode_rewards(groups). What the rewards of two seats sum up to has no influence: in a zero-sum game
     each seat learns from its own.
@@ -149,6 +164,9 @@ def find_advantages(
     found: list[list[EpisodeAdvantages | None]] = [[None] * len(group.episodes) for group in groups]
     for (number, positions), advantages in zip(parts, of_parts, strict=True):
         for position, advantage in zip(positions, advantages, strict=True):
+            of_episode = rewards[number][position]
+            if advantage is not None and of_episode is not None and of_episode.teachers is not None:
+                advantage = replace(advantage, advantages=advantage.advantages + of_episode.teachers)
             found[number][position] = advantage
     return found
 
@@ -239,7 +257,7 @@ def _describe(
     turn_of_token: NDArray[np.int32],
     facts: Sequence[TokenFacts] | None = None,
 ) -> EpisodeRewards:
-    components = [result.score or 0.0 for reward in settings.rewards for result in [episode.results[reward.name]]]
+    components = [result.score or 0.0 for reward in settings.summed for result in [episode.results[reward.name]]]
     components += [] if settings.own_weight is None else [episode.own_reward or 0.0]
     return EpisodeRewards(
         score=score,
@@ -248,6 +266,7 @@ def _describe(
         components=[*components, -_overlong_penalty(episode, settings)],
         reference_kl=_to_turns(_reference_kl(episode, facts), episode) if facts else None,
         values=_to_turns(_values(episode, facts), episode) if facts else None,
+        teachers=_to_turns(teacher_advantages(settings.rewards, episode), episode),
     )
 
 

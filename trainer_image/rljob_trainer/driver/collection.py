@@ -25,6 +25,7 @@ from rljob_trainer import traces
 from rljob_trainer.agents import AgentLoop
 from rljob_trainer.agents.base import EpisodeTask
 from rljob_trainer.algorithms.rows import score_group
+from rljob_trainer.algorithms.teachers import score_by_teacher, teaches
 from rljob_trainer.calls.client import AgentServices
 from rljob_trainer.concurrency import end_tasks, run_all
 from rljob_trainer.driver.role_clock import PhaseClock, RoleClock
@@ -109,7 +110,7 @@ class Collector:
 
     async def run_group(self, group: Group, plan: CollectionPlan, progress: ReadProgress) -> Group:
         """Run the group's episodes and score them. The first error ends them all."""
-        names = {reward.name for reward in plan.rewards}
+        names = {reward.name for reward in plan.rewards if teaches(reward, group.prompt)}
         scorer = self.rewards.open_group(plan.group_id(group.index), plan.lane, plan.group_size, names)
         prefix = Affinity()
         runs = [EpisodeRun(self, group, i, plan, scorer, progress, Affinity(prefix)) for i in range(plan.group_size)]
@@ -214,6 +215,9 @@ class EpisodeRun:
             finished = plan.step - (plan.lane == "train")
             request = self.collector.requests.build(plan.trajectory_id(episode), plan.lane, prompt, episode, finished)
             results = await self.scorer.score(episode.position, request, episode.ended_at, episode.peers)
+            for reward in plan.rewards:
+                if reward.teacher is not None and reward.name in results:
+                    results[reward.name] = score_by_teacher(reward.teacher, results[reward.name], episode)
             episode.results = {**episode.results, **results}
         # Until its group ends:
         score_group(Group(episode.group, prompt, [episode]), plan.rewards, self.collector.own_weight)

@@ -285,7 +285,12 @@ class Head:
                 agent.loop,
                 rollouts,
                 rewards,
-                RequestBuilder(tokenizer, spec.agent.completion, spec.schedule.steps),
+                RequestBuilder(
+                    tokenizer,
+                    spec.agent.completion,
+                    spec.schedule.steps,
+                    has_teacher=any(reward.teacher for reward in spec.rewards),
+                ),
                 services,
                 own_weight=spec.agent.reward_weight,
                 roles=roles,

@@ -183,7 +183,8 @@ async def rehearse(environment: Environment, settings: Settings) -> None:
                 end_after_given_answers(trajectory)
         rewards.begin()
         scorer = rewards.open_group(plan.group_id(0), plan.lane, 1)
-        requests = RequestBuilder(tokenizer, spec.agent.completion, spec.schedule.steps)
+        has_teacher = any(reward.teacher for reward in specs)
+        requests = RequestBuilder(tokenizer, spec.agent.completion, spec.schedule.steps, has_teacher)
         playable = [each for each in trajectories if each.failure is None and (specs or has_own_reward(each))]
         scorer.expect(len(playable))
 

@@ -16,7 +16,7 @@ import json
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
@@ -29,7 +29,7 @@ from rljob_api.manifest.services.reward import FailurePolicy, Reward
 from rljob_api.wire.base import Lane
 from rljob_api.wire.contract import ENV_REWARD_TOKENS, ENV_TOKEN
 from rljob_api.wire.driver_status import RewardDemand
-from rljob_api.wire.scores import GroupRequest, ScoreRequest, ScoreResult, WholeCompletion
+from rljob_api.wire.scores import GroupRequest, ScoreRequest, ScoreResult, TokenSegment, WholeCompletion
 from rljob_inputs import score_requests
 from rljob_inputs.prompts import Prompt
 from rljob_inputs.score_requests import Answer, Conversation, Decoder
@@ -45,11 +45,15 @@ from rljob_trainer.services.demand import ScoreForecast
 
 @dataclass
 class RequestBuilder:
-    """`choice`: spec.agent.completion. `total_steps`: spec.schedule.steps."""
+    """`choice`: spec.agent.completion. `total_steps`: spec.schedule.steps. `has_teacher`: whether one reads the
+    segments."""
 
     decoder: Decoder
     choice: CompletionChoice = "auto"
     total_steps: int = 0
+    has_teacher: bool = False
+    _texts: dict[int, str] = field(default_factory=dict)
+    """The text of each token id so far."""
 
     def build(
         self, request_id: str, lane: Lane, prompt: Prompt, episode: Episode, finished_steps: int = 0
@@ -76,7 +80,15 @@ class RequestBuilder:
         request = score_requests.build_request(request_id, lane, prompt, answer, conversation, self.choice)
         extra = {**request.extra_info, "seat": episode.seat} if episode.seat else request.extra_info
         steps = {"finished_steps": finished_steps, "total_steps": self.total_steps}
-        return request.model_copy(update={"extra_info": extra, **steps})
+        segments = [self._describe(each) for each in episode.segments] if self.has_teacher else None
+        return request.model_copy(update={"extra_info": extra, "segments": segments, **steps})
+
+    def _describe(self, segment: Segment) -> TokenSegment:
+        ids, bounds = segment.token_ids.tolist(), np.flatnonzero(np.diff(segment.loss_mask, prepend=0, append=0))
+        for token in set(ids) - self._texts.keys():
+            self._texts[token] = self.decoder.decode([token], skip_special_tokens=False)
+        sampled = [(int(start), int(end)) for start, end in bounds.reshape(-1, 2)]
+        return TokenSegment(token_ids=ids, sampled=sampled, texts=[self._texts[token] for token in ids])
 
     def _decode(self, whole: Whole) -> WholeCompletion:
         prompt_ids, completion_ids = whole.prompt_ids.tolist(), whole.completion_ids.tolist()

@@ -22,6 +22,8 @@ from rljob_trainer.conversation.reasoning import END, START, strip_marks
 
 _MAX_RESPONSE_BYTES_PER_SAMPLE = 2 * MAX_RESULT_BYTES
 """A result with its id, version and message."""
+_LOGPROB_BYTES = 6
+"""fp32 in base64."""
 _MAX_ECHO = 6
 """Bytes of a response for a byte that was sent: as \\u000a."""
 
@@ -48,15 +50,17 @@ class RewardCall:
     def max_response_bytes(self) -> int:
         # A resources server of NeMo Gym sends the request back, perhaps with escapes.
         echoed = _MAX_ECHO * len(self.encode()) if self.protocol == "nemoGym" else 0
-        return _MAX_RESPONSE_BYTES_PER_SAMPLE * len(self.samples) + echoed
+        num_tokens = sum(len(segment.token_ids) for each in self.samples for segment in each.segments or ())
+        return _MAX_RESPONSE_BYTES_PER_SAMPLE * len(self.samples) + _LOGPROB_BYTES * num_tokens + echoed
 
     def payload(self, reads: Collection[Part] = ()) -> dict[str, Any]:
         """Return the JSON of the body, with the parts that the server reads."""
         if self.protocol == "rljob":
             ids = set() if "tokens" in reads else {"prompt_ids", "completion_ids"}
+            segments = () if "segments" in reads else ("segments",)
             whole: Any = ids if "whole" in reads else True
             steps = () if "steps" in reads else ("finished_steps", "total_steps")
-            excluded: Any = {**dict.fromkeys((*ids, *steps), True), **({"whole": whole} if whole else {})}
+            excluded: Any = {**dict.fromkeys((*ids, *segments, *steps), True), **({"whole": whole} if whole else {})}
             request, is_group = self.request, isinstance(self.request, GroupRequest)
             if "rendered" in reads:  # texts that are made of token ids
                 samples = [sample.model_copy(update={"rendered": self._render(sample)}) for sample in self.samples]

@@ -1,4 +1,4 @@
-"""The models that a service asks: a sequence classifier, a chat model that judges, or one that plays the user.
+"""The models that a service asks: a sequence classifier, a chat model that judges or plays the user, or a teacher.
 
 vLLM serves the model as a sidecar of the server, or in the trainer's Pods. A chat model may be behind an external
 OpenAI-compatible endpoint instead.
@@ -135,7 +135,7 @@ class JudgeEndpoint(Spec):
     """An external OpenAI-compatible endpoint."""
 
     url: Url
-    """Base URL, such as https://api.openai.com/v1. RLJob appends /chat/completions."""
+    """Base URL, such as https://api.openai.com/v1. RLJob appends /chat/completions, and for a teacher /completions."""
     model: ShortText
     """The `model` of every request."""
     api_key_secret_ref: SecretKeyRef | None = None
@@ -246,6 +246,37 @@ class JudgeReward(Spec):
         return self.compare in ("ranking", "listwise")
 
 
+class TeacherModel(ServedModel):
+    """A checkpoint that vLLM serves for the log-probs of prompts."""
+
+    max_batched_tokens: int | None = Field(default=2048, ge=16)
+    """Maximum tokens per forward pass. Log-probs of prompts take 8 bytes for each of them and each token of the
+    vocabulary, beyond gpuMemoryUtilization. Null: vLLM's default."""
+
+
+class TeacherReward(Spec):
+    """A model that the policy learns from, token by token: exactly one of model (served as a sidecar of the reward
+    server) and endpoint. It needs the policy's tokenizer."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        exactly_one(
+            "model", "endpoint", remedy="set model to a checkpoint to serve, or endpoint to an existing endpoint"
+        ),
+    )
+
+    model: TeacherModel | None = None
+    """A checkpoint to serve, such as an export or `job://NAME`. Its context needs one token more than the episodes."""
+    endpoint: JudgeEndpoint | None = None
+    """An OpenAI-compatible endpoint that returns the log-probs of a prompt (prompt_logprobs), as vLLM's does."""
+    clip: float = Field(default=20.0, gt=0)
+    """Limit of the difference of a token's log-probs, in both directions."""
+    when: Annotated[
+        dict[ShortText, Annotated[list[ShortText], Field(min_length=1, max_length=256)]], Field(max_length=16)
+    ] = {}
+    """Values of columns of the rows that it teaches, such as `{data_source: [math, physics]}`; all columns must match.
+    Empty: all rows."""
+
+
 class UserModel(Spec):
     """A chat model that plays the user: exactly one of model (served as a sidecar of the user's server) and
     endpoint."""
@@ -305,7 +336,7 @@ def _find_path_problem(schema: dict[str, Any], path: str, needs_list: bool) -> s
     return f"refers to {path}, which has type {schema['type']}; compare: ranking and listwise need an array there"
 
 
-def limits_suffice(asker: Literal["judge", "model"]) -> tuple[Rule, ...]:
+def limits_suffice(asker: Literal["judge", "model", "teacher"]) -> tuple[Rule, ...]:
     """Return the rules that each replica's share of an endpoint's limits suffices for its smallest execution.
 
     `asker`: the field that has the endpoint.
@@ -313,7 +344,7 @@ def limits_suffice(asker: Literal["judge", "model"]) -> tuple[Rule, ...]:
     return _limit_suffices(asker, "concurrency", 1), _limit_suffices(asker, "requestsPerMinute", 2)
 
 
-def _limit_suffices(asker: Literal["judge", "model"], name: str, num_requests: int) -> Rule:
+def _limit_suffices(asker: Literal["judge", "model", "teacher"], name: str, num_requests: int) -> Rule:
     """Return the rule that a share suffices for `num_requests`; of a judge, for each vote of a question."""
     attribute = yaml_fields(EndpointLimits)[name][0]
     has_votes = asker == "judge"

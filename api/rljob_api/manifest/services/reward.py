@@ -12,7 +12,14 @@ from rljob_api.manifest.quantity import Size
 from rljob_api.manifest.scaling import RewardScaling
 from rljob_api.manifest.services.base import PythonVersion, ServiceSettings
 from rljob_api.manifest.services.function import SHARES_NO_CPU_LIMIT, PythonFunction
-from rljob_api.manifest.services.models import JudgeEndpoint, JudgeReward, ModelReward, ServedModel, limits_suffice
+from rljob_api.manifest.services.models import (
+    JudgeEndpoint,
+    JudgeReward,
+    ModelReward,
+    ServedModel,
+    TeacherReward,
+    limits_suffice,
+)
 from rljob_api.manifest.status import MAX_IMAGE_LENGTH, Condition
 from rljob_api.wire.contract import API_VERSION
 
@@ -127,7 +134,7 @@ class RewardBase(ServiceSettings):
     installs it if it is missing. Null: that of the image, or RLJob's own."""
     slots: int = Field(default=16, ge=1, le=4096)
     """Requests that one Pod executes concurrently. A function runs them in slots / episodesPerProcess worker processes;
-    a model or a judge sends each to vLLM or to the endpoint."""
+    a model, a judge or a teacher sends each to vLLM or to the endpoint."""
     episodes_per_process: int = Field(default=1, ge=1, le=1024)
     """Requests (for an episode or a group) that one worker process scores at once, if the function is async: as
     coroutines of one event loop. They share its memory, its limits and what it costs to import. 1: each has the process
@@ -160,27 +167,33 @@ class RewardBase(ServiceSettings):
     @property
     def is_served(self) -> bool:
         """Whether RLJob deploys Pods for it: not for an external endpoint, and not for a reference."""
-        return self.function is not None or self.model is not None or self.judge is not None
+        return self.kind not in ("", "http")
 
     @property
     def kind(self) -> str:
-        """Name of the field that is set: function, model, judge or http. Empty for a reference."""
-        return next((kind for kind in ("function", "model", "judge", "http") if getattr(self, kind) is not None), "")
+        """Name of the field that is set: function, model, judge, http or teacher. Empty for a reference."""
+        kinds = ("function", "model", "judge", "http", "teacher")
+        return next((kind for kind in kinds if getattr(self, kind, None) is not None), "")
+
+    @property
+    def asked(self) -> JudgeReward | TeacherReward | None:
+        """What asks a chat model, its own or an endpoint's, if anything."""
+        return self.judge
 
     @property
     def served_model(self) -> ServedModel | None:
         """The checkpoint that vLLM serves as a sidecar of the reward server, if any."""
-        return self.model or (self.judge.model if self.judge else None)
+        return self.model or (self.asked.model if self.asked else None)
 
     @property
     def served_model_field(self) -> str:
         """Field of served_model."""
-        return "model" if self.model else "judge.model"
+        return "model" if self.model else f"{self.kind}.model"
 
     @property
     def endpoint(self) -> JudgeEndpoint | None:
-        """The OpenAI-compatible endpoint whose chat model the server asks, if any; field `KIND.endpoint`."""
-        return self.judge.endpoint if self.judge else None
+        """The OpenAI-compatible endpoint that the server asks, if any; field `KIND.endpoint`."""
+        return self.asked.endpoint if self.asked else None
 
 
 _SHARED_RULES = (
@@ -282,13 +295,28 @@ class RewardModelRef(Spec):
 
 
 class Reward(RewardBase):
-    """One reward of a job: exactly one of function, model, judge, http and rewardModelRef. The job's score is the
-    weighted sum of its rewards."""
+    """One reward of a job: exactly one of function, model, judge, http, teacher and rewardModelRef. The job's score is
+    the weighted sum of its rewards; teachers are in it if there are no others."""
 
     RULES: ClassVar = (
         *ServiceSettings.RULES,
-        base.exactly_one("function", "model", "judge", "http", "rewardModelRef"),
+        base.exactly_one("function", "model", "judge", "http", "teacher", "rewardModelRef"),
         *_SHARED_RULES,
+        *limits_suffice("teacher"),
+        Rule(
+            ("scope", "teacher"),
+            "must be sample for a teacher, which reads one episode at a time",
+            "remove scope",
+            lambda reward: reward.teacher is None or reward.scope == "sample",
+            "!has(self.teacher) || !has(self.scope) || self.scope == 'sample'",
+        ),
+        Rule(
+            ("cache", "teacher"),
+            "must be false for a teacher: its answers are long, and episodes do not repeat",
+            "remove cache; a retry reuses the result of its first attempt anyway",
+            lambda reward: reward.teacher is None or not reward.cache,
+            "!has(self.teacher) || !has(self.cache) || !self.cache",
+        ),
         Rule(
             ("autoscaling", "rewardModelRef"),
             "must not be set together with rewardModelRef",
@@ -312,8 +340,11 @@ class Reward(RewardBase):
     reward_model_ref: RewardModelRef | None = None
     """A RewardModel, possibly shared by several jobs; it defines its own placement and replicas. `rljob run` reads it
     from the job file."""
+    teacher: TeacherReward | None = None
+    """A model that the policy learns from, token by token (on-policy distillation). Its score is minus the mean of
+    log policy - log teacher over the sampled tokens: minus the KL divergence from the teacher."""
     weight: float = 1.0
-    """Factor in the weighted sum."""
+    """Factor in the weighted sum; of a teacher, of what it adds to the advantage of each token."""
     use: Literal["both", "training", "evaluation"] = "both"
     """What it scores. training: episodes of training alone. evaluation: those of evaluation alone, so it is in no
     advantage. An evaluation set may choose among the others (evaluation.sets[].rewards)."""
@@ -323,6 +354,11 @@ class Reward(RewardBase):
     queueing and retries. Then the sample is invalid, with reason deadline."""
     hedging: Hedging | None = None
     """Second requests for the slowest samples. Null: off."""
+
+    @property
+    def asked(self) -> JudgeReward | TeacherReward | None:
+        """As of RewardBase; or the teacher."""
+        return self.teacher or self.judge
 
     @property
     def retries(self) -> int:

@@ -10,13 +10,15 @@ from rljob_api.wire.scores import GroupRequest, GroupResult, ScoreRequest, Score
 from rljob_service.results import Reply, SampleReply, ToolCallReply, UserCallReply, failure
 from rljob_service.server.execution import build_response
 
+RARE = {"abstained", "logprobs"}
+"""Fields that an older driver does not know."""
 VALID = SampleReply(score=0.1, components={"é": 1.0, "b": 1e300}, reason=None, message="")
 
 
 def test_response_is_a_score_result_with_all_of_its_fields() -> None:
     encoded = build_response("a", ["a"], [VALID], ScoreRequest, "v1", 0.25, 1 / 3).encoded
     result = ScoreResult.model_validate_json(encoded)
-    assert encoded == result.model_dump_json(exclude={"abstained"}).encode(), "an older driver does not know it"
+    assert encoded == result.model_dump_json(exclude=RARE).encode(), "an older driver does not know it"
     assert (result.valid, result.score, result.components) == (True, 0.1, VALID.components)
     assert (result.queue_seconds, result.execute_seconds, result.version) == (0.25, 1 / 3, "v1")
 
@@ -30,7 +32,7 @@ def test_functions_of_a_list_that_abstained_are_named() -> None:
 def test_response_to_a_group_has_one_result_per_sample() -> None:
     response = build_response("g", ["a", "b"], [VALID, *failure(InvalidReason.TIMEOUT, "late")], GroupRequest, "v1")
     group = GroupResult.model_validate_json(response.encoded)
-    assert response.encoded == group.model_dump_json(exclude={"results": {"__all__": {"abstained"}}}).encode()
+    assert response.encoded == group.model_dump_json(exclude={"results": {"__all__": RARE}}).encode()
     assert [(result.id, result.reason) for result in group.results] == [("a", None), ("b", InvalidReason.TIMEOUT)]
 
 

@@ -80,7 +80,7 @@ def test_version_depends_on_the_image_and_not_on_the_folder(tmp_path, config):
 
 
 def test_reward_without_function_judge_or_model_is_refused(tmp_path):
-    with pytest.raises(UserError, match="reward r must have a function, model or judge"):
+    with pytest.raises(UserError, match="reward r must have a function, model, judge or teacher"):
         version_of(tmp_path, {"name": "r", "http": {"url": "https://x/score"}})
 
 

@@ -53,6 +53,21 @@ def test_request_has_the_steps_of_the_job_for_servers_that_read_them():
     assert not {"finished_steps", "total_steps"}.intersection(RewardCall(request).payload(["whole"]))
 
 
+def test_a_teacher_gets_each_segment_with_its_sampled_tokens_and_their_texts():
+    first = talk().segments[0]
+    second = Segment([1, 2, 7], [0, 0, 0], [0.0] * 3, [0] * 3, [-1] * 3)
+    ended = talk()
+    ended.segments.append(second)
+    request = RequestBuilder(Decoder(), has_teacher=True).build("g/train/1/0/1", "train", PROMPT, ended)
+    sent = RewardCall(request).payload(["segments"])["segments"]
+    assert [each["token_ids"] for each in sent] == [[1, 2, 5, 3, 6, 8, 9, 3], [1, 2, 7]]
+    assert [each["sampled"] for each in sent] == [[[2, 4], [5, 8]], []]
+    assert sent[1]["texts"] == ["1", "2", "7"]
+    assert "segments" not in RewardCall(request).payload(["tokens"]), "other servers do not read them"
+    more = RewardCall(request).max_response_bytes - RewardCall(build(ended)).max_response_bytes
+    assert more >= len(first.token_ids) * 16 / 3, "a response has a log-prob of each token"
+
+
 def test_request_of_one_answer_has_the_row_and_the_token_ids():
     request = build(episode([1, 2, 8, 9], [0, 0, 1, 1], text="4", index=(7, 0, 1)))
     assert request.model_dump(exclude_defaults=True) == {

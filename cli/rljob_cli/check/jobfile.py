@@ -369,6 +369,8 @@ def resolve(job: RLJob, folder: Path) -> RLJob:
             function.file = str((folder / function.file).resolve())
     if (runner := spec.agent.runner) and runner.working_dir is not None:
         runner.working_dir = str((folder / runner.working_dir).resolve())
+    if (custom := spec.tracking.custom) and ".py:" in custom:
+        spec.tracking.custom = str((folder / custom).resolve())
     return job
 
 

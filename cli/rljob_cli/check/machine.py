@@ -12,6 +12,7 @@ from rljob_api.manifest.job import RLJob
 from rljob_api.quantity import show_bytes
 from rljob_cli.check.jobfile import Finding
 from rljob_cli.local.node.gpus import find_gpu_bytes, find_gpus
+from rljob_inputs.data.files import suggest_path
 from rljob_inputs.machine.installation import (
     Extra,
     describe_builds,
@@ -127,6 +128,11 @@ def _check_trackers(job: RLJob, machine: Machine) -> Iterator[Finding]:
     for package, field_name in tracking.packages.items():
         if not machine.has_package(package):
             yield Finding(f"spec.tracking.{field_name}", describe_tracker(package))
+    source = (tracking.custom or "").rpartition(":")[0]
+    if source.endswith(".py") and not Path(source).is_file():
+        yield Finding("spec.tracking.custom", f"file {source} not found{suggest_path(Path(source))}")
+    elif source and not source.endswith(".py") and not machine.has_package(source.partition(".")[0]):
+        yield Finding("spec.tracking.custom", f"needs the module {source}, which is not installed beside RLJob")
     if tracking.mlflow_experiment and not _has_variable(job, machine, "MLFLOW_TRACKING_URI"):
         message = "MLFLOW_TRACKING_URI is not set; set it in spec.head.env to the address of the MLflow server"
         yield Finding("spec.tracking.mlflowExperiment", message)

@@ -517,6 +517,24 @@ def test_trackers_that_cannot_work_are_reported(folder):
     assert messages(folder, given) == []
 
 
+def test_a_tracker_of_the_user_must_be_there(folder):
+    lacking = replace(MACHINE, has_package=lambda name: name != "trackers")
+    write_job(folder, tracking={"custom": "trackers.swan:start"})
+    assert messages(folder, lacking) == [
+        "spec.tracking.custom needs the module trackers.swan, which is not installed beside RLJob"
+    ]
+    assert messages(folder, MACHINE) == []
+    write_job(folder, tracking={"custom": "swan.py:start"})
+    assert messages(folder, MACHINE) == [
+        f"spec.tracking.custom file {folder}/swan.py not found; did you mean reward.py?"
+    ]
+    (folder / "swan.py").write_text("")
+    assert messages(folder, MACHINE) == []
+    write_job(folder, tracking={"custom": "swan.py"})
+    with pytest.raises(InvalidManifestError, match=r"spec.tracking.custom must be MODULE:NAME or FILE.py:NAME"):
+        messages(folder, MACHINE)
+
+
 def test_headers_of_a_collector_need_their_variable_on_this_machine(folder):
     tracing = {"endpoint": "http://x:4318", "headersSecretRef": {"name": "otlp", "key": "OTLP_HEADERS"}}
     write_job(folder, tracing=tracing)

@@ -12,7 +12,6 @@ from rljob_api.manifest.job import RLJob
 from rljob_api.quantity import show_bytes
 from rljob_cli.check.jobfile import Finding
 from rljob_cli.local.node.gpus import find_gpu_bytes, find_gpus
-from rljob_inputs.data.files import suggest_path
 from rljob_inputs.machine.installation import (
     Extra,
     describe_builds,
@@ -129,10 +128,9 @@ def _check_trackers(job: RLJob, machine: Machine) -> Iterator[Finding]:
         if not machine.has_package(package):
             yield Finding(f"spec.tracking.{field_name}", describe_tracker(package))
     source = (tracking.custom or "").rpartition(":")[0]
-    if source.endswith(".py") and not Path(source).is_file():
-        yield Finding("spec.tracking.custom", f"file {source} not found{suggest_path(Path(source))}")
-    elif source and not source.endswith(".py") and not machine.has_package(source.partition(".")[0]):
-        yield Finding("spec.tracking.custom", f"needs the module {source}, which is not installed beside RLJob")
+    is_file = source.endswith(".py")
+    if source and not (Path(source).is_file() if is_file else machine.has_package(source.partition(".")[0])):
+        yield Finding("spec.tracking.custom", f"{source} is not here; install it beside RLJob, or correct the name")
     if tracking.mlflow_experiment and not _has_variable(job, machine, "MLFLOW_TRACKING_URI"):
         message = "MLFLOW_TRACKING_URI is not set; set it in spec.head.env to the address of the MLflow server"
         yield Finding("spec.tracking.mlflowExperiment", message)

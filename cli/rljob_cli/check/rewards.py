@@ -22,7 +22,7 @@ from rljob_cli.local.secrets import find_reference
 from rljob_inputs.data.files import suggest_path
 
 _PROGRAMS_OF_IMAGE = ("bash", "env", "python", "python3", "sh", "uv")
-"""Of RLJob's image, which a runner without its own has."""
+"""What RLJob's image has, where a runner without its own runs."""
 
 
 def check_service(service: Service) -> Iterator[Finding]:

@@ -417,8 +417,7 @@ def find_trackers(job: RLJob, run_dir: Path) -> dict[str, Callable[[], Tracker]]
 
 
 def _start_custom(reference: str, job: RLJob, run_id: str) -> ClientRun:
-    config = redact_job(job.to_manifest())["spec"]
-    run = _import(reference)(name=job.metadata.name, run_id=run_id, config=config)
+    run = _import(reference)(name=job.metadata.name, run_id=run_id, config=redact_job(job.to_manifest())["spec"])
     return ClientRun(run, url=getattr(run, "url", None) or "")
 
 

@@ -537,12 +537,12 @@ def test_a_tracker_of_the_user_must_be_there(folder):
     lacking = replace(MACHINE, has_package=lambda name: name != "trackers")
     write_job(folder, tracking={"custom": "trackers.swan:start"})
     assert messages(folder, lacking) == [
-        "spec.tracking.custom needs the module trackers.swan, which is not installed beside RLJob"
+        "spec.tracking.custom trackers.swan is not here; install it beside RLJob, or correct the name"
     ]
     assert messages(folder, MACHINE) == []
     write_job(folder, tracking={"custom": "swan.py:start"})
     assert messages(folder, MACHINE) == [
-        f"spec.tracking.custom file {folder}/swan.py not found; did you mean reward.py?"
+        f"spec.tracking.custom {folder}/swan.py is not here; install it beside RLJob, or correct the name"
     ]
     (folder / "swan.py").write_text("")
     assert messages(folder, MACHINE) == []

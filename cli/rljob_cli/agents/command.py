@@ -213,9 +213,10 @@ def try_agent_command(options: TryAgentOptions) -> int:
     else:
         for row in found:
             show(build_conversation(row, full=options.full, tokens=True))
-        output = ["output of the agent's programs:", Text(printed)] if printed else []
-        for line in (LEGEND, *describe_rest(found, file.job, answers), *output):
+        for line in (LEGEND, *describe_rest(found, file.job, answers)):
             show(line)
+        if printed:
+            show(Text(f"output of the agent's programs:\n{printed}"))
     return EXIT_FAILED if any(map(is_invalid, found)) else 0
 
 

@@ -19,8 +19,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
-from importlib.util import module_from_spec, spec_from_file_location
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Protocol
 
 from pydantic import TypeAdapter
@@ -427,13 +428,10 @@ def _import(reference: str) -> Callable[..., Any]:
     source, _, name = reference.rpartition(":")
     if not source.endswith(".py"):
         return getattr(importlib.import_module(source), name)
-    found = spec_from_file_location(
-        "rljob_custom_tracker", source
-    )  # its folder stays off sys.path: it may have json.py
-    assert found is not None
-    assert found.loader is not None
-    module = sys.modules[found.name] = module_from_spec(found)
-    found.loader.exec_module(module)
+    # Its folder stays off sys.path: it may have json.py.
+    loader = SourceFileLoader("rljob_custom_tracker", source)
+    module = sys.modules[loader.name] = ModuleType(loader.name)
+    loader.exec_module(module)
     return getattr(module, name)
 
 

@@ -110,9 +110,9 @@ class TensorBoard:
 class ClientRun:
     """The run of a client with `log(values, step)` and `finish()`."""
 
-    def __init__(self, run: Any, table: Callable[..., Any] | None = None, url: str = "") -> None:
+    def __init__(self, run: Any, table: Callable[..., Any] | None = None) -> None:
         """`table`: the client's type for the table of samples."""
-        self._run, self._table, self.url = run, table, url
+        self._run, self._table, self.url = run, table, getattr(run, "url", None)
 
     def restart_at(self, step: int) -> None:
         """Do nothing: such clients cannot drop steps. A repeated step has two points."""
@@ -152,7 +152,9 @@ class WeightsAndBiases(ClientRun):
             # The console has the lines of all roles, which `rljob logs` shows.
             settings=wandb.Settings(console="off", finish_timeout=W_AND_B_FINISH_SECONDS, finish_timeout_raises=True),
         )
-        super().__init__(run, wandb.Table, "" if run.offline else run.url or "")
+        super().__init__(run, wandb.Table)
+        if run.offline:
+            self.url = ""
         run.define_metric("step", hidden=True)
         run.define_metric("*", step_metric="step")
 
@@ -176,7 +178,7 @@ class Trackio(ClientRun):
         self._project, name = job.spec.tracking.trackio_project or "", f"{job.metadata.name}-{run_id[:8]}"
         config = redact_job(job.to_manifest())["spec"]
         run = trackio.init(project=self._project, name=name, resume="allow", config=config, embed=False)
-        super().__init__(run, trackio.Table, run.url or "")
+        super().__init__(run, trackio.Table)
 
     def close(self) -> None:
         from trackio.sqlite_storage import SQLiteStorage
@@ -418,8 +420,8 @@ def find_trackers(job: RLJob, run_dir: Path) -> dict[str, Callable[[], Tracker]]
 
 
 def _start_custom(reference: str, job: RLJob, run_id: str) -> ClientRun:
-    run = _import(reference)(name=job.metadata.name, run_id=run_id, config=redact_job(job.to_manifest())["spec"])
-    return ClientRun(run, url=getattr(run, "url", None) or "")
+    config = redact_job(job.to_manifest())["spec"]
+    return ClientRun(_import(reference)(name=job.metadata.name, run_id=run_id, config=config))
 
 
 @cache

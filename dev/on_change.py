@@ -41,7 +41,8 @@ _AGENTS = """[
 _VALUES = """{
   "source": ["/a", "/b"], "url": ["http://a", "http://b"], "endpoint": ["http://a", "http://b"],
   "storage": ["s3://a", "s3://b"], "gpuResource": ["a/a", "b/a"], "metric": ["accuracy", "majority"],
-  "export": ["last", "best"], "columns": [{"a": "step"}, {"b": "step"}], "headers": [{}, {"a": "a"}]
+  "export": ["last", "best"], "columns": [{"a": "step"}, {"b": "step"}], "headers": [{}, {"a": "a"}],
+  "custom": ["a:a", "b:b"]
 }"""
 """Two values of fields whose type does not suffice."""
 

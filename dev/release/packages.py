@@ -14,7 +14,7 @@ from pathlib import Path
 from dev.release.chart import describe
 from dev.release.licences import build_table, find_licence
 
-_TRACKERS = ("--extra", "tensorboard", "--extra", "wandb", "--extra", "mlflow")
+_TRACKERS = ("--extra", "tensorboard", "--extra", "wandb", "--extra", "mlflow", "--extra", "trackio")
 PARTS: Mapping[str, tuple[str, ...]] = {
     "cli": ("rljob",),
     "operator": ("rljob-operator",),

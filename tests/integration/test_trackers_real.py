@@ -96,7 +96,7 @@ async def test_a_run_continues_after_an_outage_and_a_restart_of_the_driver(serve
     trackers.restart_at(0)
     trackers.log(step_record(1, reward=0.1, components={"acc@1": 1.0}))
     trackers.log(evaluation_record(1, 0.5))
-    assert (await trackers.flush(DEADLINE_SECONDS))["mlflow"] == DeliveryCounts(sent=3)
+    wait_for(lambda: trackers.counts()["mlflow"] == DeliveryCounts(sent=3), "what MLflow has")
 
     server.stop()
     for step in (2, 3):

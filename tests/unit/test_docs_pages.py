@@ -22,7 +22,7 @@ from tests.support.pages import read_blocks, read_commands, read_object, read_ob
 
 CLUSTERS = ["install/eks.md", "install/gke.md", "install/on-premises.md"]
 PAGES = [*CLUSTERS, "install/laptop.md", "one-gpu.md", "kueue.md", "trackers.md"]
-OTHERS = {"aws", "docker", "eksctl", "export", "gcloud", "head", "source", "tensorboard", "uv"}
+OTHERS = {"aws", "docker", "eksctl", "export", "gcloud", "head", "source", "tensorboard", "trackio", "uv"}
 """Commands of others, which no test runs."""
 KUBECTL = {"apply", "config", "create", "edit", "get", "label", "rollout", "taint"}
 CLI = get_command(app).commands

@@ -35,6 +35,7 @@ URL_PATTERN = r"^https?://"
 OBJECT_PREFIX_PATTERN = r"^(s3|gs|az)://[A-Za-z0-9._-]+(/[A-Za-z0-9_=+@-][A-Za-z0-9._=+@-]*)*/?$"
 """A prefix that is also a path on every disk: no part is empty, or begins with a dot."""
 MODULE_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*([.][A-Za-z_][A-Za-z0-9_]*)*$"
+FACTORY_PATTERN = r"^([A-Za-z_][A-Za-z0-9_.]*|[^:]+[.]py):[A-Za-z_][A-Za-z0-9_]*$"
 REQUIREMENT_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9+._-]*(\s*([\[@(;#:/][^\r\n]*|(==|[<>!~])[^\r\n]*[^\r\n<>=!~ ] *))?$"
 PLUGIN_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 _DOMAIN = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
@@ -50,6 +51,7 @@ PATTERN_MESSAGES = {
     URL_PATTERN: "must begin with http:// or https://",
     OBJECT_PREFIX_PATTERN: "must be a prefix in object storage, such as s3://bucket/runs",
     MODULE_PATTERN: "must be a module's dotted name, such as package.module",
+    FACTORY_PATTERN: "must be MODULE:NAME or FILE.py:NAME, such as my_package.tracking:start",
     REQUIREMENT_PATTERN: "must be one requirement alone, such as math-verify or math-verify==0.8.0",
     PLUGIN_PATTERN: "must be the name of an installed plugin: letters, digits, dots, hyphens and underscores",
     LABEL_KEY_PATTERN: "must be the key of a label such as topology.kubernetes.io/zone",

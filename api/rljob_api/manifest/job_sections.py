@@ -8,8 +8,10 @@ import pydantic
 from pydantic import Field
 
 from rljob_api.manifest.base import (
+    FACTORY_PATTERN,
     PRESERVE,
     Choice,
+    ClusterRule,
     LongText,
     ObjectName,
     ObjectPrefix,
@@ -320,6 +322,13 @@ class Tracking(Spec):
         ),
         size_within("trajectoriesSize", "1Mi", may_be_zero=True),
     )
+    CLUSTER_RULES: ClassVar[tuple[ClusterRule, ...]] = (
+        ClusterRule(
+            "custom",
+            "names a file, which only `rljob run` reads; install it as a package of head.image, and name its module",
+            "!has(self.custom) || !self.custom.contains('.py:')",
+        ),
+    )
 
     tensorboard: bool = True
     """Whether to write TensorBoard event files to the run's folder."""
@@ -332,9 +341,15 @@ class Tracking(Spec):
     wandb_tags: list[WandbTag] = Field(default=[], max_length=32)
     """Tags of the run."""
     wandb_samples: int = Field(default=8, ge=0, le=256)
-    """Samples of each step and evaluation in a table of W&B. 0: no table."""
+    """Samples of each step and evaluation in a table of W&B and trackio. 0: no table."""
     mlflow_experiment: ShortText | None = None
     """MLflow experiment. Null: off. Needs MLFLOW_TRACKING_URI in head.env or in the head's template."""
+    trackio_project: ShortText | None = None
+    """trackio project. Null: off. TRACKIO_SPACE_ID or TRACKIO_SERVER_URL in head.env or in the head's template names a
+    server. Without them, it is in the run's folder."""
+    custom: Annotated[str, Field(min_length=1, max_length=1024, pattern=FACTORY_PATTERN)] | None = None
+    """Another tracker: MODULE:NAME, or FILE.py:NAME with `rljob run`, of what returns a run with `log(values, step)`
+    and `finish()` (docs/trackers.md). Null: none."""
     trajectories_size: Size = Size("4Gi")
     """Maximum disk space of the trajectory log (`rljob trajectories`) in the run's folder. Files of the oldest steps
     are deleted first. 0 is off. May change while the job runs."""
@@ -346,6 +361,7 @@ class Tracking(Spec):
             ("tensorboard", "tensorboard", self.tensorboard),
             ("wandb", "wandbProject", self.wandb_project),
             ("mlflow", "mlflowExperiment", self.mlflow_experiment),
+            ("trackio", "trackioProject", self.trackio_project),
         )
         return {package: field for package, field, value in trackers if value}
 

@@ -315,6 +315,8 @@ AnyRecord = StepRecord | EvaluationRecord | CheckpointRecord
 _LINE: TypeAdapter[StepRecord | EvaluationRecord] = TypeAdapter(
     Annotated[StepRecord | EvaluationRecord, Field(discriminator="type")]
 )
+_NO_FIELDS: set[str] = set()
+"""In place of the names of the fields that a line has: a third of the memory of a record, and nobody asks."""
 
 
 @dataclass(frozen=True)
@@ -367,5 +369,6 @@ def parse_metrics(lines: Iterable[bytes | str]) -> Metrics:
     for line in lines:
         with contextlib.suppress(ValidationError):
             records.append(_LINE.validate_json(line))
+            object.__setattr__(records[-1], "__pydantic_fields_set__", _NO_FIELDS)
     steps = tuple(record for record in records if isinstance(record, StepRecord))
     return Metrics(steps, tuple(record for record in records if isinstance(record, EvaluationRecord)))

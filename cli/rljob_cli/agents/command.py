@@ -22,6 +22,7 @@ from typing import Any
 
 import aiohttp
 from rich.console import Console
+from rich.text import Text
 
 from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.job import RLJob
@@ -35,7 +36,7 @@ from rljob_cli.check.job_source import require_weights
 from rljob_cli.check.jobfile import check_file, load
 from rljob_cli.check.preflight import locate
 from rljob_cli.check.rewards import check_service
-from rljob_cli.check.try_reward import TOKEN, service_children
+from rljob_cli.check.try_reward import TOKEN, collect_output, service_children
 from rljob_cli.check.waits import (
     describe_end,
     describe_error,
@@ -58,7 +59,7 @@ from rljob_cli.tables import make_error_console, show
 from rljob_cli.trajectories.conversation import LEGEND, build_conversation
 from rljob_cli.trajectories.index import Query, read_rows
 from rljob_core.backend import Manifest
-from rljob_core.children.common import AGENT, HEAD, REWARD, read_role_name
+from rljob_core.children.common import AGENT, HEAD, REWARD, child_name, read_role_name
 from rljob_core.plan.job import render_children
 from rljob_inputs.data import rows as data_rows
 from rljob_inputs.data.prompts import find_data_source
@@ -204,15 +205,18 @@ def try_agent_command(options: TryAgentOptions) -> int:
         with _scratch_folder() as folder:
             job = place_row(file.job, values, options.episodes, folder)
             found = _play(job, answers, folder, claims, block)
+            printed = collect_output(folder / "logs", f"{child_name(job, AGENT)}-*.log")
     except (KeyboardInterrupt, asyncio.CancelledError):
         return EXIT_INTERRUPTED
     if options.output == "json":
-        print_json({"episodes": [row.model_dump() for row in found]})
+        print_json({"episodes": [row.model_dump() for row in found], "printed": printed})
     else:
         for row in found:
             show(build_conversation(row, full=options.full, tokens=True))
         for line in (LEGEND, *describe_rest(found, file.job, answers)):
             show(line)
+        if printed:
+            show(Text(f"output of the agent's programs:\n{printed}"))
     return EXIT_FAILED if any(map(is_invalid, found)) else 0
 
 

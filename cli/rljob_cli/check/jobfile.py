@@ -366,9 +366,11 @@ def resolve(job: RLJob, folder: Path) -> RLJob:
         model.source = _resolve_source(model.source, folder)
     for function in spec.functions.values():
         if function.file is not None:
-            function.file = str((folder / function.file).resolve())
+            function.file = str((folder / Path(function.file).expanduser()).resolve())
     if (runner := spec.agent.runner) and runner.working_dir is not None:
         runner.working_dir = str((folder / runner.working_dir).resolve())
+    if (custom := spec.tracking.custom) and ".py:" in custom:
+        spec.tracking.custom = str((folder / custom).resolve())
     return job
 
 

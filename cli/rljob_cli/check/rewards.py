@@ -21,6 +21,9 @@ from rljob_cli.check.jobfile import Finding, Target
 from rljob_cli.local.secrets import find_reference
 from rljob_inputs.data.files import suggest_path
 
+_PROGRAMS_OF_IMAGE = ("bash", "env", "python", "python3", "sh", "uv")
+"""What RLJob's image has, where a runner without its own runs."""
+
 
 def check_service(service: Service) -> Iterator[Finding]:
     """Check a function's source, a judge's parser, a user's persona or a runner's command, without executing it."""
@@ -127,7 +130,8 @@ def _check_command(command: Sequence[str], working_dir: str | None, path: str, *
         is_found = shutil.which(program, path=path_of_run) is not None
     if not is_found:
         remedy = "install it, correct the name, or set runner.image to run it on a cluster"
-        yield Finding(f"{path}.command[0]", f"{program} is not a program of this machine; {remedy}", only="local")
+        only: Target | None = "local" if program in _PROGRAMS_OF_IMAGE else None
+        yield Finding(f"{path}.command[0]", f"{program} is not a program of this machine; {remedy}", only=only)
         return
     for index, argument in enumerate(arguments, start=1):
         if argument.startswith("-"):

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import re
 import tempfile
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
@@ -231,7 +232,7 @@ async def _score(
         if guess := describe_guess(reward, await read_info(url, TOKEN)):
             say(f"reward {reward.name}: {guess}")
         results = await score_all(url, TOKEN, job, reward, groups, say)
-    return label_outcomes(groups, results, in_groups=reward.scope != "sample"), _collect_output(folder / "logs")
+    return label_outcomes(groups, results, in_groups=reward.scope != "sample"), collect_output(folder / "logs")
 
 
 def label_outcomes(
@@ -244,11 +245,14 @@ def label_outcomes(
     ]
 
 
-def _collect_output(logs: Path) -> str:
-    """Return what the server and the function printed, without markers and vLLM's log."""
-    files = (log for log in sorted(logs.glob("*.log")) if not log.name.endswith(f".{VLLM_CONTAINER}.log"))
+_LINE_OF_SERVER = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} INFO |.* WARNING not enforced here: ")
+
+
+def collect_output(logs: Path, pattern: str = "*.log") -> str:
+    """Return what the function printed, and the server's warnings, without markers and vLLM's log."""
+    files = (log for log in sorted(logs.glob(pattern)) if not log.name.endswith(f".{VLLM_CONTAINER}.log"))
     lines = [line for log in files for line in log.read_text(errors="replace").splitlines()]
-    return "\n".join(line for line in lines if not is_marker(line))
+    return "\n".join(line for line in lines if not (is_marker(line) or _LINE_OF_SERVER.match(line)))
 
 
 def build_table(name: str, outcomes: list[Outcome], limit: int | None = None) -> Table:

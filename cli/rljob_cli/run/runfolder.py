@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import yaml
 
@@ -147,12 +147,16 @@ class MetricsReader:
             if file.read(len(self._last)) != self._last:  # a restart from a checkpoint has cut the history
                 self._metrics, self._end, self._last = Metrics(), 0, b""
                 file.seek(0)
-            lines = file.read().splitlines(keepends=True)
-        if lines and not lines[-1].endswith(b"\n"):  # it is written at this moment
-            lines.pop()
-        known, new = self._metrics, parse_metrics(lines)
+            new = parse_metrics(self._take_lines(file))
+        known = self._metrics
         self._metrics = Metrics(known.steps + new.steps, known.evaluations + new.evaluations)
-        self._end, self._last = self._end + sum(map(len, lines)), lines[-1] if lines else self._last
+
+    def _take_lines(self, file: BinaryIO) -> Iterator[bytes]:
+        """Yield the complete lines, one after the other: a long run's take as much memory as its records."""
+        for line in file:
+            if line.endswith(b"\n"):  # else it is written at this moment
+                self._end, self._last = self._end + len(line), line
+                yield line
 
 
 def dump(job: RLJob) -> dict[str, Any]:

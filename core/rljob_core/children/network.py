@@ -180,7 +180,7 @@ def _head_urls(job: RLJob) -> Iterator[str]:
     yield from (each.data.source for each in spec.held_out_sets)
     if spec.checkpoint.storage:
         yield spec.checkpoint.storage
-    if spec.tracking.wandb_project:
+    if spec.tracking.wandb_project or spec.tracking.trackio_project:  # a Space has the same port
         yield _WANDB
     yield from list_tracing_urls(job, spec.head)
     yield from (model.source for model in spec.models_in_trainer.values())

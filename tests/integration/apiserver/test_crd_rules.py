@@ -589,7 +589,7 @@ def test_every_rule_of_the_types_has_a_case():
             "TeacherModel",
         )
     }
-    covered.add(("ChatTemplate", "file"))
+    covered |= {("ChatTemplate", "file"), ("Tracking", "custom")}
     assert immutable == covered, "add a case to IMMUTABLE_CASES or to the test of relative paths"
 
 
@@ -727,6 +727,13 @@ def test_file_of_a_chat_template_is_for_the_commands_alone(server):
     manifest = put(smallest(), "model.chatTemplate", {"file": "template.jinja"})
     assert "file works only with `rljob run` and `rljob submit`" in server.verdict(manifest)
     assert offline(manifest) == "", "`rljob run` accepts it"
+
+
+def test_a_tracker_from_a_file_is_for_rljob_run_alone(server):
+    manifest = put(smallest(), "tracking", {"custom": "tracker.py:start"})
+    assert "custom names a file, which only `rljob run` reads" in server.verdict(manifest)
+    assert offline(manifest) == "", "`rljob run` accepts it"
+    assert server.verdict(put(smallest(), "tracking", {"custom": "trackers.swan:start"})) == ""
 
 
 def test_variables_of_a_chat_template_are_stored_as_they_are(server):

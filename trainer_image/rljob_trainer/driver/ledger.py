@@ -367,9 +367,9 @@ class Ledger:
         path = self._run_dir / FILE_DRIVER_SUMMARY
         await self.disk.write(path, lambda: write_durably(path, format_summary(summary)))
 
-    async def flush_trackers(self) -> None:
+    async def close_trackers(self) -> None:
         """Give the trackers some seconds for what they have not sent, for the summary."""
-        self._tracked = await self._trackers.flush()
+        self._tracked = await self._trackers.close()
 
     def _track(self, record: AnyRecord, groups: Sequence[Group] = ()) -> None:
         self._prometheus.log(record)

@@ -386,7 +386,7 @@ class Driver:
         with ledger.clock.phase("checkpoint"):
             await loop.exporter.finish(ledger.history, loop.turns.give_to_trainer)
         await ledger.trajectories.flush()
-        await ledger.flush_trackers()
+        await ledger.close_trackers()
         await ledger.write_summary()
         self._board.set_phase("done")
 

@@ -1,7 +1,7 @@
 """Delivery of records to one tracker: a thread, a bounded queue, retries, and a count of what was lost.
 
-The tracker's client, which `trackers` has, does the I/O, always in this thread. Invariant: no method but `flush` and
-`close` waits, whatever the tracker's server does; and a record is sent, waits, or is counted as lost.
+The tracker's client, which `trackers` has, does the I/O, always in this thread. Invariant: no method but `close` waits,
+whatever the tracker's server does; and a record is sent, waits, or is counted as lost.
 """
 
 import logging
@@ -28,8 +28,13 @@ class RefusedError(Exception):
     """The tracker's server will never accept this record: another attempt is useless."""
 
 
+class UnsentError(Exception):
+    """A client ends with records that it took and did not send."""
+
+
 class Closable(Protocol):
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Raise UnsentError unless what was sent has arrived."""
 
 
 Send = Callable[[Any], None]
@@ -54,6 +59,8 @@ class Delivery:
         self._queue: deque[tuple[float, Send, str]] = deque()
         self._sending: str | None = None
         """The key of the record that is sent now."""
+        self._taken: list[str] = []
+        """Keys of the records that the client took. Some clients send them later."""
         self._url = ""
         self.missed: list[str] = []
         """Keys of the records that are lost."""
@@ -79,12 +86,6 @@ class Delivery:
         with self._changed:
             return self._count()
 
-    def flush(self, seconds: float) -> DeliveryCounts:
-        """Wait until everything is sent or lost, but at most `seconds`."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._count().waiting, timeout=seconds)
-            return self._count()
-
     def close(self, ends_at: float) -> None:
         """Send what waits and close the client, until `ends_at` of time.monotonic(). What then waits is lost."""
         with self._changed:
@@ -104,7 +105,9 @@ class Delivery:
 
     def _count(self) -> DeliveryCounts:
         waiting = len(self._queue) + (self._sending is not None)
-        return DeliveryCounts(sent=self._num_sent, lost=len(self.missed), waiting=waiting, url=self._url)
+        return DeliveryCounts(
+            sent=self._num_sent + len(self._taken), lost=len(self.missed), waiting=waiting, url=self._url
+        )
 
     def _lose(self, key: str, why: str) -> None:
         if not self.missed:
@@ -118,7 +121,7 @@ class Delivery:
                 if self._sending is not None:  # else close() has counted it as lost
                     self._sending = None
                     if outcome is None:
-                        self._num_sent += 1
+                        self._taken.append(entry[2])
                     else:
                         self._lose(entry[2], outcome)
                 self._changed.notify_all()
@@ -185,7 +188,15 @@ class Delivery:
         client, self._client = self._client, None
         if client is None:
             return
+        unsent: list[str] = []
         try:
             client.close()
+        except UnsentError as error:
+            unsent = self._taken
+            log.warning("%s: %d records may not have arrived: %s", self.name, len(unsent), error)
         except Exception as error:
             log.warning("%s: cannot close: %s: %s", self.name, type(error).__name__, error)
+        with self._changed:
+            self._num_sent += len(self._taken) - len(unsent)
+            self.missed += unsent
+            self._taken = []

@@ -1,5 +1,5 @@
-"""What the driver gives to trackers, which trackers a job has, and how each receives it: TensorBoard, Weights & Biases
-and MLflow.
+"""What the driver gives to trackers, which trackers a job has, and how each receives it: TensorBoard, Weights & Biases,
+MLflow, trackio, and one of the user.
 
 `delivery` sends: it calls a tracker always in one thread, so that it may wait. Invariants: a tracker never stops or
 delays training, and what it loses is counted and shown; a run keeps its id in a tracker for as long as its folder
@@ -8,6 +8,7 @@ module, which sends it.
 """
 
 import asyncio
+import importlib
 import json
 import logging
 import os
@@ -17,8 +18,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Protocol
 
 from pydantic import TypeAdapter
@@ -33,7 +36,7 @@ from rljob_api.run.summaries import DeliveryCounts
 from rljob_api.wire.redaction import Redactor, find_values, redact_job
 from rljob_inputs.machine.installation import describe_tracker, has_module
 from rljob_trainer.episodes.types import Group
-from rljob_trainer.history.delivery import Delivery, RefusedError
+from rljob_trainer.history.delivery import Delivery, RefusedError, UnsentError
 from rljob_trainer.history.trajectory_log import to_text
 from rljob_trainer.run_folder.client import read_run_id
 
@@ -104,15 +107,38 @@ class TensorBoard:
         self._writer.close()
 
 
-class WeightsAndBiases:
+class ClientRun:
+    """The run of a client with `log(values, step)` and `finish()`."""
+
+    def __init__(self, run: Any, table: Callable[..., Any] | None = None) -> None:
+        """`table`: the client's type for the table of samples."""
+        self._run, self._table, self.url = run, table, getattr(run, "url", None)
+
+    def restart_at(self, step: int) -> None:
+        """Do nothing: such clients cannot drop steps. A repeated step has two points."""
+
+    def log(self, record: TrackedRecord) -> None:
+        values: dict[str, Any] = dict(record.named)
+        if record.samples and self._table:
+            table = self._table(columns=list(SAMPLE_COLUMNS), data=[list(row) for row in record.samples])
+            values[f"{record.kind}/samples"] = table
+        self._send(values, record.step)
+
+    def _send(self, values: dict[str, Any], step: int) -> None:
+        self._run.log(values, step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class WeightsAndBiases(ClientRun):
     """One run for each folder of a run. `step` is the axis of all curves: W&B's own counts the calls of log()."""
 
     def __init__(self, job: RLJob, run_dir: Path, run_id: str) -> None:
         import wandb
 
         tracking = job.spec.tracking
-        self._wandb = wandb
-        self._run = wandb.init(
+        run = wandb.init(
             project=tracking.wandb_project,
             entity=tracking.wandb_entity,
             group=tracking.wandb_group,
@@ -124,24 +150,42 @@ class WeightsAndBiases:
             dir=str(run_dir),
             config=redact_job(job.to_manifest())["spec"],
             # The console has the lines of all roles, which `rljob logs` shows.
-            settings=wandb.Settings(console="off", finish_timeout=W_AND_B_FINISH_SECONDS),
+            settings=wandb.Settings(console="off", finish_timeout=W_AND_B_FINISH_SECONDS, finish_timeout_raises=True),
         )
-        self.url = "" if self._run.offline else self._run.url
-        self._run.define_metric("step", hidden=True)
-        self._run.define_metric("*", step_metric="step")
+        super().__init__(run, wandb.Table)
+        if run.offline:
+            self.url = ""
+        run.define_metric("step", hidden=True)
+        run.define_metric("*", step_metric="step")
 
-    def restart_at(self, step: int) -> None:
-        """Do nothing: W&B cannot drop steps. A repeated step has two points."""
-
-    def log(self, record: TrackedRecord) -> None:
-        values: dict[str, Any] = {**record.named, "step": record.step}
-        if record.samples:
-            table = self._wandb.Table(columns=list(SAMPLE_COLUMNS), data=[list(row) for row in record.samples])
-            values[f"{record.kind}/samples"] = table
-        self._run.log(values)
+    def _send(self, values: dict[str, Any], step: int) -> None:
+        self._run.log(values | {"step": step})
 
     def close(self) -> None:
-        self._run.finish()
+        try:
+            super().close()
+        except TimeoutError as error:  # its client takes records without a server, and sends them later
+            raise UnsentError(str(error)) from error
+
+
+class Trackio(ClientRun):
+    """One run for each folder of a run, found again by its name. Without a server, it is in that folder."""
+
+    def __init__(self, job: RLJob, run_dir: Path, run_id: str) -> None:
+        os.environ.setdefault("TRACKIO_DIR", str(run_dir / "trackio"))
+        import trackio
+
+        self._project, name = job.spec.tracking.trackio_project or "", f"{job.metadata.name}-{run_id[:8]}"
+        config = redact_job(job.to_manifest())["spec"]
+        run = trackio.init(project=self._project, name=name, resume="allow", config=config, embed=False)
+        super().__init__(run, trackio.Table)
+
+    def close(self) -> None:
+        from trackio.sqlite_storage import SQLiteStorage
+
+        super().close()
+        if SQLiteStorage.has_pending_data(self._project):
+            raise UnsentError(f"{os.environ['TRACKIO_DIR']} has what its server did not take")
 
 
 class MlFlow:
@@ -208,10 +252,9 @@ def _flatten_settings(value: Any, prefix: str = "") -> list[tuple[str, Any]]:
     return [found for name, each in entries for found in _flatten_settings(each, f"{prefix}.{name}".lstrip("."))]
 
 
-FLUSH_SECONDS = 15.0
-"""At the end of the run, for what waits."""
 CLOSE_SECONDS = 20.0
-"""To close all clients. With the time of a checkpoint, it fits into the grace period of the head's Pod."""
+"""At the end of the run, to send what waits and to close all clients. With the time of a checkpoint, it fits into the
+grace period of the head's Pod."""
 _MAX_CHARACTERS = 10_000
 """Limit of a text in the table of samples."""
 
@@ -245,19 +288,16 @@ class Trackers:
     def counts(self) -> dict[str, DeliveryCounts]:
         return {delivery.name: delivery.counts() for delivery in self._deliveries}
 
-    async def flush(self, seconds: float = FLUSH_SECONDS) -> dict[str, DeliveryCounts]:
-        """Wait for what is not sent, and return the counts of each tracker."""
-        waits = (asyncio.to_thread(delivery.flush, seconds) for delivery in self._deliveries)
-        counts = await asyncio.gather(*waits)
-        return {each.name: found for each, found in zip(self._deliveries, counts, strict=True)}
-
-    async def close(self, seconds: float = CLOSE_SECONDS) -> None:
+    async def close(self, seconds: float = CLOSE_SECONDS) -> dict[str, DeliveryCounts]:
+        """Send what waits, close the clients, and return the counts of each tracker."""
         ends_at = time.monotonic() + seconds
         await asyncio.gather(*(asyncio.to_thread(delivery.close, ends_at) for delivery in self._deliveries))
         missed = {each.name: found for each in self._deliveries if (found := [*filter(None, each.missed)])}
         if self._run_dir is not None and missed:
             known = _read_missed(self._run_dir) or {}
-            _write_missed(self._run_dir, known | {name: known.get(name, []) + keys for name, keys in missed.items()})
+            added = {name: list(dict.fromkeys(known.get(name, []) + keys)) for name, keys in missed.items()}
+            _write_missed(self._run_dir, known | added)
+        return self.counts()
 
     def _submit(self, send: Callable[[Tracker], None], key: str = "") -> None:
         for delivery in self._deliveries:
@@ -346,13 +386,19 @@ def build_trackers(job: RLJob, run_dir: Path) -> Trackers:
     for package, field_name in tracking.packages.items():
         if not has_module(package):
             raise UserError(f"spec.tracking.{field_name} {describe_tracker(package)}, or use RLJob's own image")
+    if tracking.custom:
+        try:
+            _import(tracking.custom)
+        except Exception as error:
+            problem = f"cannot be imported: {type(error).__name__}: {error}"
+            raise UserError(f"spec.tracking.custom {tracking.custom} {problem}") from error
     if tracking.mlflow_experiment and not os.environ.get("MLFLOW_TRACKING_URI"):
         raise UserError(
             "spec.tracking.mlflowExperiment is set, but MLFLOW_TRACKING_URI is not; set it in spec.head.env"
         )
     deliveries = [Delivery(name, connect) for name, connect in find_trackers(job, run_dir).items()]
     redactor = Redactor(find_values(job.to_manifest()))
-    num_samples = tracking.wandb_samples if tracking.wandb_project else 0
+    num_samples = tracking.wandb_samples if tracking.wandb_project or tracking.trackio_project else 0
     return Trackers(deliveries, redactor, num_samples=num_samples, run_dir=run_dir)
 
 
@@ -366,7 +412,29 @@ def find_trackers(job: RLJob, run_dir: Path) -> dict[str, Callable[[], Tracker]]
         found["wandb"] = partial(WeightsAndBiases, job, run_dir, run_id)
     if tracking.mlflow_experiment:
         found["mlflow"] = partial(MlFlow, job, run_id)
+    if tracking.trackio_project:
+        found["trackio"] = partial(Trackio, job, run_dir, run_id)
+    if tracking.custom:
+        found["custom"] = partial(_start_custom, tracking.custom, job, run_id)
     return found
+
+
+def _start_custom(reference: str, job: RLJob, run_id: str) -> ClientRun:
+    config = redact_job(job.to_manifest())["spec"]
+    return ClientRun(_import(reference)(name=job.metadata.name, run_id=run_id, config=config))
+
+
+@cache
+def _import(reference: str) -> Callable[..., Any]:
+    """Return what spec.tracking.custom names."""
+    source, _, name = reference.rpartition(":")
+    if not source.endswith(".py"):
+        return getattr(importlib.import_module(source), name)
+    # Its folder stays off sys.path: it may have json.py.
+    loader = SourceFileLoader("rljob_custom_tracker", source)
+    module = sys.modules[loader.name] = ModuleType(loader.name)
+    loader.exec_module(module)
+    return getattr(module, name)
 
 
 if __name__ == "__main__":

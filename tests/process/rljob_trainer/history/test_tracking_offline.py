@@ -1,4 +1,4 @@
-"""Trackers of a driver: W&B offline, and an MLflow server that answers 503 alone."""
+"""Trackers of a driver: W&B offline, trackio without and with a server, and an MLflow server that answers 503 alone."""
 
 from __future__ import annotations
 
@@ -106,6 +106,62 @@ def test_w_and_b_continues_the_run_of_the_folder_with_the_step_as_axis(tmp_path)
     second = read_records(tmp_path)[-1]
     assert {record.run.run_id for record in second if record.HasField("run")} == {run.run_id}
     assert [row["step"] for row in read_history(second)] == [3]
+
+
+TRACKIO_PROGRAM = """
+import asyncio, json, sys
+from pathlib import Path
+from rljob_inputs.prompts import Prompt
+from rljob_trainer.episodes.types import Group
+from rljob_trainer.history.tracking import build_trackers
+from tests.support.driver_harness import make_job
+from tests.support.episodes import episode
+from tests.support.records import step_record
+
+async def main():
+    job = make_job(tracking={"trackioProject": "math rl"}, head={"env": {"JUDGE_TOKEN": "correct-horse"}})
+    trackers = build_trackers(job, Path(sys.argv[1]))
+    groups = [Group(0, Prompt(0, "1 + 1?", [1], ground_truth="2"), [episode(text="two correct-horse", score=0.5)])]
+    for step in map(int, sys.argv[2:]):
+        trackers.log(step_record(step, reward=step / 10), groups)
+    counts = (await trackers.close())["trackio"]
+    import trackio
+    runs = trackio.Api().runs("math rl")
+    from trackio.sqlite_storage import SQLiteStorage
+    logs = SQLiteStorage.get_logs("math rl", runs[0].name)
+    print(json.dumps([counts.model_dump(), [run.name for run in runs], logs]))
+
+asyncio.run(main())
+"""
+
+
+def run_trackio(run_dir: Path, *steps: int, **environment: str) -> list:
+    environment |= {"HOME": str(run_dir), "PATH": "", "PYTHONPATH": ":".join(sys.path)}
+    command = [sys.executable, "-c", TRACKIO_PROGRAM, str(run_dir), *map(str, steps)]
+    done = subprocess.run(
+        command, env=environment, timeout=DEADLINE_SECONDS, check=True, stdout=subprocess.PIPE, text=True
+    )
+    return json.loads(next(line for line in done.stdout.splitlines() if line.startswith("[")))
+
+
+def test_trackio_continues_the_run_in_the_run_s_folder(tmp_path):
+    run_trackio(tmp_path, 1, 2)
+    counts, names, logs = run_trackio(tmp_path, 3)
+    assert (counts["sent"], counts["lost"]) == (1, 0)
+    assert names == ["t-" + (tmp_path / ".run-id").read_text()[:8]]
+    assert [(each["step"], each["step/reward"]) for each in logs] == [(1, 0.1), (2, 0.2), (3, 0.3)]
+    (sample,) = logs[0]["step/samples"]["_value"]
+    assert (sample["prompt"], sample["completion"], sample["score"]) == ("1 + 1?", f"two {HIDDEN}", 0.5)
+    written = b"".join(path.read_bytes() for path in (tmp_path / "trackio").rglob("*") if path.is_file())
+    assert b"JUDGE_TOKEN" in written
+    assert b"correct-horse" not in written
+
+
+def test_what_the_server_of_trackio_did_not_take_is_not_counted_as_sent(tmp_path):
+    address = f"http://{next_address()}:9/?write_token=t"
+    counts, *_ = run_trackio(tmp_path, 1, 2, TRACKIO_SERVER_URL=address)
+    assert (counts["sent"], counts["lost"]) == (0, 2)
+    assert json.loads((tmp_path / "missed-records.json").read_text()) == {"trackio": ["step 1", "step 2"]}
 
 
 @pytest.fixture

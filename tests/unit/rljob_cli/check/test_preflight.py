@@ -255,6 +255,22 @@ def test_command_of_a_runner_must_exist_on_this_machine(folder, runner, message)
     assert [text[: len(start)] for text, start in zip(found, expected, strict=True)] == expected
 
 
+@pytest.mark.parametrize(("program", "is_known"), [("pyhton3", False), ("/nowhere/agent", False), ("uv", True)])
+def test_command_that_neither_machine_nor_image_has_is_valid_nowhere(folder, monkeypatch, program, is_known):
+    monkeypatch.setattr("rljob_cli.check.rewards.shutil.which", lambda *args, **options: None)
+    runner_messages(folder, {"command": [program]})
+    assert any("command[0]" in message for message in messages(folder, target="cluster")) is not is_known
+
+
+def test_file_of_a_function_may_be_in_the_home_folder(folder, monkeypatch):
+    monkeypatch.setenv("HOME", str(folder / "home"))
+    (folder / "home").mkdir()
+    (folder / "home/mine.py").write_text(REWARD)
+    write_job(folder, rewards=[{"name": "a", "function": {"file": "~/mine.py"}}])
+    assert load(folder / "job.yaml").job.spec.rewards[0].function.file == f"{folder}/home/mine.py"
+    assert messages(folder, target="local") == []
+
+
 def test_folder_of_a_command_is_taken_along_to_a_cluster(folder):
     runner_messages(folder, {"command": ["python"], "workingDir": "app"})
     (message,) = (m for m in messages(folder, target="cluster") if "workingDir" in m)
@@ -515,6 +531,24 @@ def test_trackers_that_cannot_work_are_reported(folder):
     template = {"spec": {"containers": [{"name": "head", "env": env}]}}
     write_job(folder, tracking={"wandbProject": "p", "mlflowExperiment": "e"}, head={"template": template})
     assert messages(folder, given) == []
+
+
+def test_a_tracker_of_the_user_must_be_there(folder):
+    lacking = replace(MACHINE, has_package=lambda name: name != "trackers")
+    write_job(folder, tracking={"custom": "trackers.swan:start"})
+    assert messages(folder, lacking) == [
+        "spec.tracking.custom trackers.swan is not here; install it beside RLJob, or correct the name"
+    ]
+    assert messages(folder, MACHINE) == []
+    write_job(folder, tracking={"custom": "swan.py:start"})
+    assert messages(folder, MACHINE) == [
+        f"spec.tracking.custom {folder}/swan.py is not here; install it beside RLJob, or correct the name"
+    ]
+    (folder / "swan.py").write_text("")
+    assert messages(folder, MACHINE) == []
+    write_job(folder, tracking={"custom": "swan.py"})
+    with pytest.raises(InvalidManifestError, match=r"spec.tracking.custom must be MODULE:NAME or FILE.py:NAME"):
+        messages(folder, MACHINE)
 
 
 def test_headers_of_a_collector_need_their_variable_on_this_machine(folder):

@@ -13,6 +13,7 @@ from rljob_cli.check.try_reward import (
     _read_rows,
     build_groups,
     build_table,
+    collect_output,
     label_outcomes,
     reward_children,
     sum_up,
@@ -138,3 +139,15 @@ def test_model_of_a_reward_runs_next_to_its_server_where_there_is_no_trainer():
     [deployment] = [child for child in reward_children(job, job.spec.rewards[0]) if child["kind"] == "Deployment"]
     [sidecar] = deployment["spec"]["template"]["spec"]["initContainers"]
     assert sidecar["name"] == "vllm"
+
+
+def test_what_a_program_printed_stands_without_the_lines_of_its_server(tmp_path):
+    lines = [
+        "2026-11-28 15:50:35,434 WARNING not enforced here: uid: no other user can reach python",
+        "2026-11-28 15:50:35,444 INFO runner runner (run) on http://127.0.0.1:1",
+        "hello INFO",
+        "2026-11-28 15:50:36,018 WARNING a call was slow",
+    ]
+    (tmp_path / "a-agent-runner-0.log").write_text("\n".join(lines))
+    (tmp_path / "a-head-0.log").write_text("of the head")
+    assert collect_output(tmp_path, "a-agent-*.log") == "\n".join(lines[2:])

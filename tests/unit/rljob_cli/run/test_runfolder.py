@@ -125,7 +125,12 @@ def test_reader_follows_a_file_that_grows_and_is_truncated(tmp_path):
 def test_reader_parses_each_line_once(tmp_path, monkeypatch):
     path, parsed = tmp_path / "metrics.jsonl", []
     original = runfolder.parse_metrics
-    monkeypatch.setattr(runfolder, "parse_metrics", lambda lines: parsed.extend(lines) or original(lines))
+
+    def parse(lines):
+        parsed.extend(taken := list(lines))
+        return original(taken)
+
+    monkeypatch.setattr(runfolder, "parse_metrics", parse)
     reader = runfolder.MetricsReader(path)
     for number in range(1, 6):
         append_records(path, [step_record(number)])

@@ -5,7 +5,7 @@ import threading
 import time
 
 from rljob_api.run.summaries import DeliveryCounts
-from rljob_trainer.history.delivery import Delivery, DeliveryLimits, RefusedError
+from rljob_trainer.history.delivery import Delivery, DeliveryLimits, RefusedError, UnsentError
 from tests.support.waiting import DEADLINE_SECONDS, wait_for
 
 QUICK = DeliveryLimits(first_retry_seconds=0.001)
@@ -41,6 +41,11 @@ def close(delivery, seconds=DEADLINE_SECONDS):
     delivery.close(time.monotonic() + seconds)
 
 
+def settle(delivery):
+    wait_for(lambda: not delivery.counts().waiting, "the end of what waits")
+    return delivery.counts()
+
+
 def test_records_arrive_in_order_and_the_client_is_closed():
     server = Server()
     delivery = Delivery("t", server.connect)
@@ -58,7 +63,7 @@ def test_submitting_does_not_wait_for_a_server_that_hangs():
     submit(delivery, 1, 2, 3)  # would wait forever
     assert delivery.counts() == DeliveryCounts(waiting=3)
     server.may_answer.set()
-    assert delivery.flush(DEADLINE_SECONDS) == DeliveryCounts(sent=3)
+    assert settle(delivery) == DeliveryCounts(sent=3)
 
 
 def test_an_outage_loses_nothing_and_is_reported_once(caplog):
@@ -72,7 +77,7 @@ def test_an_outage_loses_nothing_and_is_reported_once(caplog):
     delivery = Delivery("t", server.connect, QUICK)
     with caplog.at_level(logging.INFO):
         submit(delivery, 1, 2)
-        assert delivery.flush(DEADLINE_SECONDS) == DeliveryCounts(sent=2)
+        assert settle(delivery) == DeliveryCounts(sent=2)
     assert server.received == [1, 2]
     assert server.num_connections == 6, "a client may be broken by a failure"
     texts = [record.getMessage() for record in caplog.records]
@@ -90,7 +95,7 @@ def test_a_server_that_is_absent_at_the_start_gets_everything_later():
 
     delivery = Delivery("t", connect, QUICK)
     submit(delivery, 1, 2)
-    assert delivery.flush(DEADLINE_SECONDS) == DeliveryCounts(sent=2)
+    assert settle(delivery) == DeliveryCounts(sent=2)
 
 
 def test_a_refused_record_is_lost_alone():
@@ -101,7 +106,7 @@ def test_a_refused_record_is_lost_alone():
     server = Server(answer)
     delivery = Delivery("t", server.connect)
     submit(delivery, 1, 2, 3)
-    assert delivery.flush(DEADLINE_SECONDS) == DeliveryCounts(sent=2, lost=1)
+    assert settle(delivery) == DeliveryCounts(sent=2, lost=1)
     assert server.received == [1, 3]
 
 
@@ -126,7 +131,7 @@ def test_an_outage_of_hours_loses_records():
 
     delivery = Delivery("t", Server(answer).connect, DeliveryLimits(give_up_seconds=-1.0))
     submit(delivery, 1, 2)
-    assert delivery.flush(DEADLINE_SECONDS) == DeliveryCounts(lost=2)
+    assert settle(delivery) == DeliveryCounts(lost=2)
 
 
 def test_the_end_does_not_wait_for_a_server_that_is_down():
@@ -169,3 +174,34 @@ def test_a_client_that_cannot_close_ends_in_the_log(caplog):
     close(delivery)
     assert "t: cannot close: ZeroDivisionError" in caplog.text
     assert delivery.counts() == DeliveryCounts(sent=1)
+
+
+def test_what_a_client_took_and_did_not_send_is_not_counted_as_sent(caplog):
+    """W&B's client takes records without a server, and sends them later, or not."""
+    server = Server()
+
+    def end():
+        raise UnsentError("no upload in 15 s")
+
+    delivery = Delivery("t", server.connect)
+    for key in ("step 1", "step 2"):
+        delivery.submit(lambda client: client.log(1), key)
+    assert settle(delivery) == DeliveryCounts(sent=2)
+    server.close = end
+    close(delivery)
+    assert delivery.counts() == DeliveryCounts(lost=2)
+    assert delivery.missed == ["step 1", "step 2"]
+    assert "t: 2 records may not have arrived: no upload in 15 s" in caplog.text
+
+
+def test_a_client_that_is_replaced_keeps_what_it_sent():
+    failures = iter([None, ConnectionError("503"), None])
+
+    def answer(number):
+        if error := next(failures, None):
+            raise error
+
+    delivery = Delivery("t", Server(answer).connect, QUICK)
+    submit(delivery, 1, 2)
+    close(delivery)
+    assert delivery.counts() == DeliveryCounts(sent=2)

@@ -1,7 +1,7 @@
 """Which trackers a job has, and what they get."""
 
-import asyncio
 import dataclasses
+import sys
 import threading
 import time
 
@@ -10,10 +10,11 @@ import pytest
 from rljob_api.errors import UserError
 from rljob_api.run.metrics import append_records
 from rljob_api.run.summaries import DeliveryCounts
+from rljob_api.wire.redaction import HIDDEN
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.episodes.types import Group
 from rljob_trainer.history import tracking
-from rljob_trainer.history.delivery import Delivery
+from rljob_trainer.history.delivery import Delivery, UnsentError
 from rljob_trainer.history.prometheus import PrometheusMetrics
 from rljob_trainer.history.tracking import (
     SAMPLE_COLUMNS,
@@ -25,7 +26,28 @@ from rljob_trainer.history.tracking import (
 from tests.support.driver_harness import make_job
 from tests.support.episodes import episode
 from tests.support.records import step_record
-from tests.support.waiting import DEADLINE_SECONDS
+from tests.support.waiting import DEADLINE_SECONDS, wait_for
+
+CUSTOM = """
+from __future__ import annotations
+from dataclasses import dataclass
+
+@dataclass
+class Run:
+    calls: list
+
+    def log(self, values, step):
+        self.calls.append((values["step/reward"], step))
+
+    def finish(self):
+        self.calls.append("end")
+
+def start(name, run_id, config):
+    calls.append((name, run_id, config["head"]["env"], config["schedule"]["steps"]))
+    return Run(calls)
+
+calls = []
+"""
 
 
 class Recording:
@@ -58,9 +80,10 @@ async def test_a_tracker_that_hangs_delays_neither_the_loop_nor_another_tracker(
     trackers.restart_at(0)
     for step in (1, 2):
         trackers.log(step_record(step, reward=0.5))
-    counts = await trackers.flush(seconds=0.05)
-    assert counts["slow"] == DeliveryCounts(sent=1, waiting=2)
-    assert counts["quick"] == DeliveryCounts(sent=3)
+    wait_for(
+        lambda: trackers.counts() == {"slow": DeliveryCounts(sent=1, waiting=2), "quick": DeliveryCounts(sent=3)},
+        "what the quick one gets",
+    )
     slow.may_answer.set()
     await trackers.close()
     assert [record.step for record in slow.records[1:]] == [1, 2]
@@ -74,7 +97,6 @@ async def test_a_record_has_the_time_of_its_step():
     trackers, before = Trackers([Delivery("slow", lambda: slow)]), time.time()
     trackers.log(step_record(1))
     after = time.time()
-    await asyncio.to_thread(trackers._deliveries[0].flush, 0.01)
     slow.may_answer.set()
     await trackers.close()
     assert before <= slow.records[0].time <= after
@@ -112,7 +134,12 @@ def test_mlflow_without_an_address_is_a_user_error(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("field", "value", "package"),
-    [("tensorboard", True, "tensorboard"), ("wandbProject", "p", "wandb"), ("mlflowExperiment", "e", "mlflow")],
+    [
+        ("tensorboard", True, "tensorboard"),
+        ("wandbProject", "p", "wandb"),
+        ("mlflowExperiment", "e", "mlflow"),
+        ("trackioProject", "p", "trackio"),
+    ],
 )
 def test_a_tracker_whose_client_is_not_installed_is_a_user_error(field, value, package, tmp_path, monkeypatch):
     monkeypatch.setattr("rljob_trainer.history.tracking.has_module", lambda name: name != package)
@@ -124,8 +151,9 @@ def test_a_tracker_whose_client_is_not_installed_is_a_user_error(field, value, p
 def test_the_job_decides_on_the_trackers(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")
     tracking = {"tensorboard": True, "wandbProject": "p", "mlflowExperiment": "e", "wandbSamples": 3}
+    tracking |= {"trackioProject": "p", "custom": "json:loads"}
     trackers = build_trackers(make_job(tracking=tracking), tmp_path)
-    assert set(trackers.counts()) == {"tensorboard", "wandb", "mlflow"}
+    assert set(trackers.counts()) == {"tensorboard", "wandb", "mlflow", "trackio", "custom"}
     assert trackers._num_samples == 3
     assert not build_trackers(make_job(), tmp_path).counts()
 
@@ -177,6 +205,45 @@ async def test_the_address_of_a_run_is_known():
     recording.url = "https://tracker.example/run/1"
     trackers = Trackers([Delivery("wandb", lambda: recording)])
     trackers.log(step_record(1))
-    counts = await trackers.flush()
+    counts = await trackers.close()
     assert counts["wandb"] == DeliveryCounts(sent=1, url="https://tracker.example/run/1")
-    await trackers.close()
+    assert await trackers.close() == counts, "the head closes them again"
+
+
+async def test_a_tracker_of_the_user_gets_each_record(tmp_path):
+    (tmp_path / "json.py").write_text(CUSTOM)
+    reference = f"{tmp_path}/json.py:start"
+    job = make_job(tracking={"custom": reference}, head={"env": {"MY_KEY": "hunter2"}})
+    trackers = build_trackers(job, tmp_path)
+    for step in (1, 2):
+        trackers.log(step_record(step, reward=step / 10))
+    assert (await trackers.close())["custom"] == DeliveryCounts(sent=2)
+    calls = sys.modules["rljob_custom_tracker"].calls
+    start = ("t", (tmp_path / ".run-id").read_text(), {"MY_KEY": HIDDEN}, job.spec.schedule.steps)
+    assert calls == [start, (0.1, 1), (0.2, 2), "end"]
+    assert str(tmp_path) not in sys.path
+
+
+@pytest.mark.parametrize(
+    ("reference", "why"),
+    [
+        ("nowhere_to_be_found.tracking:start", "ModuleNotFoundError: No module named 'nowhere_to_be_found'"),
+        ("json:start", "AttributeError: module 'json' has no attribute 'start'"),
+        ("/nowhere/tracker.py:start", "FileNotFoundError: "),
+    ],
+)
+def test_a_tracker_that_cannot_be_imported_is_a_user_error(reference, why, tmp_path):
+    message = rf"^spec.tracking.custom {reference} cannot be imported: {why}"
+    with pytest.raises(UserError, match=message):
+        build_trackers(make_job(tracking={"custom": reference}), tmp_path)
+
+
+def test_w_and_b_says_when_it_did_not_upload_all():
+    class Slow:
+        def finish(self):
+            raise TimeoutError("Timed out before finishing uploading")
+
+    client = tracking.WeightsAndBiases.__new__(tracking.WeightsAndBiases)
+    tracking.ClientRun.__init__(client, Slow())
+    with pytest.raises(UnsentError, match="Timed out"):
+        client.close()

@@ -48,7 +48,7 @@ class Point(NamedTuple):
     samples: int
     """That had been trained."""
     seconds: float
-    """Of the steps until then."""
+    """Time of the steps until then."""
     accuracy: float
 
 

@@ -271,7 +271,8 @@ def build_chart_template(crd: Schema) -> str:
     return f"{_HEADER}{{{{- if .Values.crds.install }}}}\n{text}{{{{- end }}}}\n"
 
 
-_FIRST_SENTENCE = re.compile(r".+?\.(?=\s+[A-Z`])")
+_FIRST_SENTENCE = re.compile(r".+?\.(?=\s+([A-Z`]|[a-z]\w*:))")
+"""A sentence begins with a capital letter, or with a value that it explains."""
 
 
 def shorten_repeated(node: Schema, seen: set[str] | None = None) -> Schema:

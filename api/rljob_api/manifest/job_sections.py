@@ -68,10 +68,10 @@ class DataSource(HasSource):
     )
 
     source: PathText
-    """`hf://org/name`; or a .jsonl, .parquet, .json, .csv or .tsv file, a folder or glob of such files, or a folder of
-    `save_to_disk` as `pvc://claim/path`, `s3://bucket/path` (also `gs://`, `az://`), `/path`, or a path relative to the
-    job file (`rljob run` only). Or
-    `env://split`: the rows of a split that the agent's environment or program has or makes, such as `env://train`.
+    """`hf://org/name`, or files. A file is .jsonl, .parquet, .json, .csv or .tsv; a folder or glob has such files, or a
+    folder is one of `save_to_disk`: `pvc://claim/path`, `s3://bucket/path` (also `gs://`, `az://`), `/path`, or a path
+    relative to the job file (`rljob run` only). Or `env://split`: the rows of a split that the agent's environment or
+    program has or makes, such as `env://train`.
     They are read once, when the job starts. Endless ones need limit."""
     subset: ShortText | None = None
     """Configuration of an hf:// dataset."""
@@ -91,7 +91,7 @@ class DataSource(HasSource):
     limit: int | None = Field(default=None, ge=1)
     """Number of rows to use, after offset. Null: all."""
     offset: int = Field(default=0, ge=0)
-    """Number of rows to leave out at the start, such as those that data.eval uses by its limit."""
+    """Rows to leave out at the start. Those that data.eval uses by its limit, for example."""
 
     @property
     def env_split(self) -> str | None:

@@ -78,7 +78,7 @@ class Topology(Spec):
     key: LabelKey
     """Label of nodes. Those with the same value are one domain, as with `nvidia.com/gpu.clique` (NVLink)."""
     required: bool = True
-    """true: Pods start only in the domain of the others. false: elsewhere, too, if it has no room."""
+    """Whether it is a must. true: Pods start only in the domain of the others. false: elsewhere, too, if it is full."""
 
 
 class NodePool(Spec):
@@ -100,9 +100,9 @@ class NodePool(Spec):
     tolerations: list[Toleration] = Field(default=[], max_length=64)
     """Taints that the role's Pods tolerate."""
     exclusive: bool = False
-    """Whether its Pods avoid nodes that run another role of any RLJob (required anti-affinity)."""
+    """Whether its Pods avoid nodes of other roles. They do it by a required anti-affinity to those of any RLJob."""
     gpu_resource: DeviceName = "nvidia.com/gpu"
-    """Resource name of a GPU, such as amd.com/gpu, or nvidia.com/mig-3g.40gb for a slice. The role's
+    """Resource name of a GPU. Others are amd.com/gpu, or nvidia.com/mig-3g.40gb for a slice. The role's
     GPUs, and those of a reward's or user's model, are requested by this name."""
     topology: Topology | None = None
     """One domain for all Pods of the role. By Kueue's topology annotations with scheduling.gang kueue, else by affinity

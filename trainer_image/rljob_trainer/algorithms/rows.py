@@ -36,7 +36,8 @@ def score_group(group: Group, rewards: Sequence[Reward], own_weight: float = 1.0
     Among episodes that are compared with each other, a reward that scores none and abstains, as one for other tasks
     does, is left out, and so is such a function of a list. One that abstains from some masks these: their sums would
     lack a term. A teacher is a term only where nothing else scores; an episode that it failed to score is masked."""
-    are_alone = _teach_alone(group, rewards)
+    are_alone = bool(rewards) and all(each.teacher for each in rewards)
+    are_alone = are_alone and not any(map(has_own_reward, group.episodes))
     for peers in {each.peers for each in group.episodes}:
         episodes = [each for each in group.episodes if each.peers == peers and each.failure is None]
         results = {reward.name: [each.results.get(reward.name) for each in episodes] for reward in rewards}
@@ -56,12 +57,6 @@ def score_group(group: Group, rewards: Sequence[Reward], own_weight: float = 1.0
                     is_whole = False
             is_known = is_whole and (has_term or has_own_reward(episode)) and math.isfinite(total)
             episode.score = total if is_known else None
-
-
-def _teach_alone(group: Group, rewards: Sequence[Reward]) -> bool:
-    """Return whether teachers alone score the group. Their sum is shown, and no advantage follows from it: those of the
-    tokens say it already."""
-    return bool(rewards) and all(each.teacher for each in rewards) and not any(map(has_own_reward, group.episodes))
 
 
 def usable_scores(group: Group, rewards: Sequence[Reward]) -> list[float | None]:
@@ -85,7 +80,8 @@ def training_scores(group: Group, settings: Settings) -> list[float | None]:
     """Return the scores that the group trains with, None for each episode that must not be trained on: its rewards are
     not usable, or it is truncated and the job masks those.  [episodes]"""
     scores = usable_scores(group, settings.rewards)
-    if _teach_alone(group, settings.rewards):
+    if settings.rewards and not settings.summed and not any(map(has_own_reward, group.episodes)):
+        # The sum of teachers is shown, and no advantage follows from it: those of the tokens say it already.
         scores = [None if score is None else 0.0 for score in scores]
     return [_training_score(*pair, settings) for pair in zip(group.episodes, scores, strict=True)]
 

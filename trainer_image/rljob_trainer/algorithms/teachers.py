@@ -18,16 +18,7 @@ from numpy.typing import NDArray
 from rljob_api.manifest.services.models import TeacherReward
 from rljob_api.manifest.services.reward import Reward
 from rljob_api.wire.base import InvalidReason
-from rljob_inputs.prompts import Prompt
 from rljob_trainer.episodes.types import Episode, ScoredResult
-
-
-def teaches(reward: Reward, prompt: Prompt) -> bool:
-    """Return whether a reward scores the answers to a prompt: a teacher only those of its rows."""
-    if reward.teacher is None or not reward.teacher.when:
-        return True
-    columns = {**prompt.extra_info, "data_source": prompt.data_source}
-    return all(str(columns.get(name)) in values for name, values in reward.teacher.when.items())
 
 
 def score_by_teacher(teacher: TeacherReward, result: ScoredResult, episode: Episode) -> ScoredResult:

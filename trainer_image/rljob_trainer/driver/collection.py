@@ -25,7 +25,7 @@ from rljob_trainer import traces
 from rljob_trainer.agents import AgentLoop
 from rljob_trainer.agents.base import EpisodeTask
 from rljob_trainer.algorithms.rows import score_group
-from rljob_trainer.algorithms.teachers import score_by_teacher, teaches
+from rljob_trainer.algorithms.teachers import score_by_teacher
 from rljob_trainer.calls.client import AgentServices
 from rljob_trainer.concurrency import end_tasks, run_all
 from rljob_trainer.driver.role_clock import PhaseClock, RoleClock
@@ -110,7 +110,8 @@ class Collector:
 
     async def run_group(self, group: Group, plan: CollectionPlan, progress: ReadProgress) -> Group:
         """Run the group's episodes and score them. The first error ends them all."""
-        names = {reward.name for reward in plan.rewards if teaches(reward, group.prompt)}
+        columns = {**group.prompt.extra_info, "data_source": group.prompt.data_source}
+        names = {reward.name for reward in plan.rewards if reward.teacher is None or reward.teacher.teaches(columns)}
         scorer = self.rewards.open_group(plan.group_id(group.index), plan.lane, plan.group_size, names)
         prefix = Affinity()
         runs = [EpisodeRun(self, group, i, plan, scorer, progress, Affinity(prefix)) for i in range(plan.group_size)]

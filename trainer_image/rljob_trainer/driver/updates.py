@@ -118,7 +118,7 @@ class StepUpdates:
         gradients. So wait for a full micro-batch while completions are open, and after that for scores that follow at
         once."""
         size, pending = self.schedule.prompts_per_step // self.schedule.mini_batches, list[Group]()
-        if batch.versions.proximal < self.schedule.num_warm_steps and self.given is not None:
+        if self.given is not None and batch.versions.proximal < self.schedule.num_warm_steps:
             first = int(batch.versions.proximal) * self.schedule.prompts_per_step + batch.number * size
             batch.given, rows = self.given.take(first, size)
             batch.denominator = float(sum(row.advantages.sum() for row in rows))

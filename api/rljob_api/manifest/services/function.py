@@ -65,8 +65,8 @@ class PythonFunction(Spec):
     constructor of a class with `__call__`. Each worker calls it once. Null: the entry point is the function itself; a
     class is created without arguments."""
     kwargs: FreeForm = {}
-    """Additional keyword arguments of each call; with scope sampleThenGroup, and for a user or tools that are a class,
-    of its constructor."""
+    """Additional keyword arguments of each call. With scope sampleThenGroup, and for a user or tools that are a class,
+    those of its constructor."""
     max_memory: Size = Size("2Gi")
     """Maximum address space of each process of the function."""
     max_file_size: Size = Size("256Mi")

@@ -9,7 +9,7 @@ The regular expressions of judges are RE2's, whose time is linear in the answer,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field
@@ -275,6 +275,10 @@ class TeacherReward(Spec):
     ] = {}
     """Values of columns of the rows that it teaches, such as `{data_source: [math, physics]}`; all columns must match.
     Empty: all rows."""
+
+    def teaches(self, columns: Mapping[str, Any]) -> bool:
+        """Return whether it scores the answers to the prompt of a row."""
+        return all(str(columns.get(name)) in values for name, values in self.when.items())
 
 
 class UserModel(Spec):

@@ -21,7 +21,7 @@ from rljob_trainer.algorithms.rows import (
     score_group,
     should_replace,
 )
-from rljob_trainer.algorithms.teachers import score_by_teacher, teacher_advantages, teaches
+from rljob_trainer.algorithms.teachers import score_by_teacher, teacher_advantages
 from rljob_trainer.episodes.types import Episode, Group, ScoredResult, Segment, Turn
 
 ENDPOINT = {"url": "http://t/v1", "model": "big"}
@@ -202,6 +202,5 @@ def test_a_row_of_no_teacher_and_no_reward_does_not_train():
     ],
 )
 def test_rows_have_their_teachers_by_column(when, expected):
-    prompt = Prompt(0, "p", [0], data_source="math", extra_info={"level": 3})
-    assert teaches(Reward.model_validate(teacher(when=when)), prompt) is expected
-    assert teaches(Reward.model_validate(FUNCTION), prompt)
+    taught = Reward.model_validate(teacher(when=when)).teacher
+    assert taught.teaches({"data_source": "math", "level": 3}) is expected

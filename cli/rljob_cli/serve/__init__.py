@@ -1,0 +1,1 @@
+"""`rljob serve`."""

@@ -1,0 +1,99 @@
+"""The commands of a model in their order, and the results that clients wait for. No I/O, no clock.
+
+Number 0 creates the model. A client numbers its commands from 1, and may send them in another order, or twice.
+Invariant: each number runs once, after all lower ones, whether these fail or not; a command that comes again has the
+result of the first.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from rljob_trainer.tinker.wire import RefusedError
+
+Result = bytes | dict[str, Any]
+"""A message, or a JSON object."""
+Work = Callable[[], Coroutine[Any, Any, Result]]
+_NUM_KEPT = 1000
+"""Results that are kept after a client has got them: the answer may be lost on its way."""
+
+
+@dataclass(eq=False)
+class Stream:
+    """The commands of one model."""
+
+    ended: str = ""
+    """Why the model takes no more commands."""
+    num_open: int = 0
+    """Commands that wait or run."""
+    _next: int = 0
+    _waiting: dict[int, asyncio.Event] = field(default_factory=dict)
+    """By number."""
+
+    async def run(self, number: int, work: Callable[[], Awaitable[Result]]) -> Result:
+        """Run the command once it is its turn."""
+        if number < self._next or number in self._waiting:
+            raise RefusedError(f"seq_id: {number} was used before; the next is {self._next}")
+        turn = self._waiting[number] = asyncio.Event()
+        self.num_open += 1
+        if self.ended:
+            turn.set()
+        self._start()
+        try:
+            await turn.wait()
+            if self.ended:
+                raise RefusedError(self.ended)
+            return await work()
+        finally:
+            self.num_open -= 1
+            del self._waiting[number]
+            self._next = max(self._next, number + 1)
+            self._start()
+
+    def end(self, reason: str) -> None:
+        """Refuse the commands that wait, and all others."""
+        self.ended = reason
+        for turn in self._waiting.values():
+            turn.set()
+
+    def _start(self) -> None:
+        if (turn := self._waiting.get(self._next)) is not None:
+            turn.set()
+
+
+class Futures:
+    """Results by the ids of their requests."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[str, asyncio.Task[Result]] = {}
+        self._delivered: deque[str] = deque()
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._tasks
+
+    def begin(self, request_id: str, work: Work) -> None:
+        """Do the work, unless it was begun before under this id."""
+        if request_id not in self._tasks:
+            self._tasks[request_id] = asyncio.create_task(work())
+
+    async def wait(self, request_id: str, seconds: float) -> Result | None:
+        """Return the result; None after `seconds`. Raise its error."""
+        task = self._tasks[request_id]
+        await asyncio.wait((task,), timeout=seconds)
+        if not task.done():
+            return None
+        self._keep(request_id)
+        return task.result()
+
+    def _keep(self, request_id: str) -> None:
+        if request_id not in self._delivered:
+            self._delivered.append(request_id)
+        if len(self._delivered) > _NUM_KEPT:
+            self._tasks.pop(self._delivered.popleft(), None)
+
+    def forget(self, session: str) -> None:
+        """Drop the requests of a session, whose ids begin with its own."""
+        for request_id in [each for each in self._tasks if each.startswith(f"{session}:")]:
+            self._tasks.pop(request_id).cancel()

@@ -9,11 +9,13 @@ import asyncio
 import json
 import re
 import secrets
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+from pydantic import ValidationError
 
 from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.job import RLJob
@@ -21,7 +23,7 @@ from rljob_api.wire.contract import LABEL_ROLE, PATH_RUN
 from rljob_cli.check.device_fields import divide
 from rljob_cli.check.jobfile import apply_override
 from rljob_cli.check.waits import describe_error, find_ended_container, report
-from rljob_cli.commands import parse_claims, use_fast_types
+from rljob_cli.commands import use_fast_types
 from rljob_cli.exits import EXIT_INTERRUPTED, guard
 from rljob_cli.local.cluster import LOCAL_DEFAULTS, STOP_SECONDS, LocalCluster, running
 from rljob_cli.local.network import claim_block
@@ -50,18 +52,18 @@ def serve_command(options: ServeOptions) -> int:
     require(find_device_extra(), "rljob serve")
     if not has_module("tinker"):
         raise UserError(f"rljob serve {describe_tracker('tinker')}")
-    source = read_source(options.model, Path())
+    source = _find_model(options.model)
     name = options.name or _name(source)
     job = build_job(source, options)
-    claims = parse_claims(None)
-    use_fast_types(job, claims)
+    _check_port(options.host, options.port)
+    use_fast_types(job, {})
     folder = (options.directory / job.metadata.name).resolve()
     with runfolder.lock(folder):
         runfolder.prepare(folder, job)
         keys = _find_keys(folder / _SETTINGS, options.clients or ["default"])
         settings = {"name": name, "host": options.host, "port": options.port, "keys": keys}
         write_atomically(folder / _SETTINGS, json.dumps(settings).encode(), 0o600)
-        cluster = LocalCluster(job, claim_block(str(folder), options.network), folder, claims)
+        cluster = LocalCluster(job, claim_block(str(folder), options.network), folder)
         url = f"http://{options.host}:{options.port}"
         try:
             asyncio.run(_serve(cluster, build_service(job), url, name, keys))
@@ -97,7 +99,11 @@ def build_job(source: str, options: ServeOptions) -> RLJob:
     }
     for override in options.overrides or []:
         apply_override(manifest, override)
-    return RLJob.model_validate(manifest)
+    try:
+        return RLJob.model_validate(manifest)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UserError(f"--set: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
 
 
 def build_service(job: RLJob) -> list[Manifest]:
@@ -160,9 +166,28 @@ def _describe_wait(cluster: LocalCluster, seconds: float) -> str:
     return f"waits for {', '.join(starting) or 'the first weights'} ({seconds:.0f} s)"
 
 
+def _find_model(given: str) -> str:
+    """Return the source of the job's model."""
+    source = read_source(given, Path())
+    if "://" in source:
+        return source
+    if not (Path(source) / "config.json").is_file():
+        raise UserError(f"{given} has no config.json; pass hf://org/name, or a folder in Hugging Face format")
+    return str(Path(source).resolve())
+
+
+def _check_port(host: str, port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise UserError(f"cannot listen on {host}:{port}: {error.strerror}; pass another --port") from error
+
+
 def _name(source: str) -> str:
     """Return by which clients know the model: org/name, or the name of its folder."""
-    return repository_name(source) if source.startswith("hf://") else Path(source).resolve().name
+    return repository_name(source) if source.startswith("hf://") else Path(source).name
 
 
 def _find_keys(settings: Path, clients: Sequence[str]) -> dict[str, str]:

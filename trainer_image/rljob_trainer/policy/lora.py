@@ -86,7 +86,7 @@ class Adapters:
         """Return the fp32 adapters by peft's names, on every rank's device. A collective."""
         return {name: sharding.gather(shard) for name, shard in self._shards.items()}
 
-    def reset(self, rank: int, alpha: float, seed: int) -> None:
+    def reset(self, rank: int, alpha: int, seed: int) -> None:
         """Begin a new adapter of `rank`, at most that of the settings: what A and B have beyond it is zero, and so are
         its gradients. A collective."""
         generator = torch.Generator().manual_seed(seed)
@@ -98,7 +98,7 @@ class Adapters:
             self._write(shard, value)
         self.set_rank(rank, alpha)
 
-    def set_rank(self, rank: int, alpha: float) -> None:
+    def set_rank(self, rank: int, alpha: int) -> None:
         """Let the adapters have `rank`, of which the scale and the files depend."""
         self._scale = alpha / rank
         self.config.r, self.config.lora_alpha = rank, alpha

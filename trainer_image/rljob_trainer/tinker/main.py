@@ -25,7 +25,8 @@ from rljob_api.wire.logs import configure_logging
 from rljob_api.wire.termination import end_program
 from rljob_inputs.hub import repository_name
 from rljob_inputs.memory.object_store import head_store_bytes
-from rljob_inputs.models.config import publishes_adapter, text_config
+from rljob_inputs.models.architectures import text_config
+from rljob_inputs.models.config import publishes_adapter
 from rljob_inputs.models.own_settings import ModelSettings, load_model_settings
 from rljob_trainer.concurrency import run_with_watcher
 from rljob_trainer.failures.configuration import explain_end

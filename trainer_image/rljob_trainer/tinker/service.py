@@ -147,7 +147,6 @@ class Service:
 
         async def work(model: Model) -> Result:
             folder, facts = self._find_checkpoint(client, request.path, "weights")
-            self._check_rank(facts["rank"])
             await self._group.call(slot.load, folder, facts["rank"], request.optimizer)
             model.rank = facts["rank"]
             return {"type": "load_weights", "path": request.path, "model_id": model.id}
@@ -194,7 +193,7 @@ class Service:
             path, folder = self._new_checkpoint(model, "weights", request.path, overwrite=request.overwrite)
             await self._group.save(folder)
             await self._group.saved()
-            _complete(folder, model)
+            self._complete(folder, model)
             return {"type": "save_weights", "path": path}
 
         return self._begin(client, request.model_id, request.seq_id, work)
@@ -208,7 +207,7 @@ class Service:
             name = request.path if number is None else f"unnamed-{request.seq_id}"
             path, folder = self._new_checkpoint(model, "sampler_weights", name, overwrite=number is not None)
             await self._group.call(slot.write_adapter, folder, model.rank)
-            _complete(folder, model)
+            self._complete(folder, model)
             if number is None:
                 return {"type": "save_weights_for_sampler", "path": path}
             model.unnamed.append(folder)
@@ -288,12 +287,11 @@ class Service:
                 f"the service holds one adapter at a time, and has that of client {old.session.client}; it is free "
                 f"once that session is closed, or has sent no heartbeat for {_AWAY_SECONDS:.0f} s"
             )
-        if old.stream.num_open:
+        if old.stream.is_busy:
             raise RefusedError(f"the service holds one adapter at a time, and {old.id} has commands that run; wait")
         self._ended[old.id] = (
             f"{old.id} was replaced by {successor}: the service holds one adapter at a time; load what save_state kept"
         )
-        old.stream.end(self._ended[old.id])
         log.info("%s", self._ended[old.id])
         for folder in old.unnamed:
             shutil.rmtree(folder, ignore_errors=True)
@@ -351,6 +349,10 @@ class Service:
         folder.parent.mkdir(parents=True, exist_ok=True)
         return f"tinker://{model.id}/{kind}/{name}", folder
 
+    def _complete(self, folder: Path, model: Model) -> None:
+        facts = {"rank": model.rank, "max_rank": self._max_rank, "base": self._name}
+        (folder / _FACTS).write_text(json.dumps(facts))
+
     def _find_checkpoint(self, client: str, path: str, kind: str = "") -> tuple[Path, dict[str, Any]]:
         """Return the folder of a checkpoint of the client, and its facts."""
         model_id, _, rest = path.removeprefix("tinker://").partition("/")
@@ -364,6 +366,10 @@ class Service:
             facts: dict[str, Any] = json.loads((folder / _FACTS).read_text())
         except OSError:
             raise UnknownError(f"path: {path} does not exist, or is another client's") from None
+        self._check_base(facts["base"])
+        self._check_rank(facts["rank"])
+        if found == "weights" and facts["max_rank"] != self._max_rank:
+            raise RefusedError(f"path: {path} was saved by a service with --max-rank {facts['max_rank']}; start it so")
         return folder, facts
 
     def _folder(self, client: str, model_id: str, kind: str, name: str) -> Path:
@@ -375,11 +381,6 @@ class Service:
 def _check_optimizer(config: Any) -> None:
     if config is not None and not isinstance(config, AdamOptimizerConfig):
         raise RefusedError(f"optimizer_config: {config.type} is not supported; use adamw")
-
-
-def _complete(folder: Path, model: Model) -> None:
-    folder.mkdir(exist_ok=True)
-    (folder / _FACTS).write_text(json.dumps({"rank": model.rank, "model": model.id}))
 
 
 def describe_error(error: BaseException) -> dict[str, Any]:

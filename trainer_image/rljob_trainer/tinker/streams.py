@@ -16,7 +16,7 @@ from rljob_trainer.tinker.wire import RefusedError
 Result = bytes | dict[str, Any]
 """A message, or a JSON object."""
 Work = Callable[[], Coroutine[Any, Any, Result]]
-_NUM_KEPT = 1000
+_NUM_KEPT = 256
 """Results that are kept after a client has got them: the answer may be lost on its way."""
 
 
@@ -24,39 +24,31 @@ _NUM_KEPT = 1000
 class Stream:
     """The commands of one model."""
 
-    ended: str = ""
-    """Why the model takes no more commands."""
-    num_open: int = 0
-    """Commands that wait or run."""
     _next: int = 0
     _waiting: dict[int, asyncio.Event] = field(default_factory=dict)
-    """By number."""
+    """The turns of the commands that wait or run, by number."""
 
-    async def run(self, number: int, work: Callable[[], Awaitable[Result]]) -> Result:
-        """Run the command once it is its turn."""
+    def run(self, number: int, work: Callable[[], Awaitable[Result]]) -> Coroutine[Any, Any, Result]:
+        """Take the command, and return what runs it once it is its turn."""
         if number < self._next or number in self._waiting:
             raise RefusedError(f"seq_id: {number} was used before; the next is {self._next}")
-        turn = self._waiting[number] = asyncio.Event()
-        self.num_open += 1
-        if self.ended:
-            turn.set()
+        self._waiting[number] = asyncio.Event()
         self._start()
+        return self._run(number, work)
+
+    async def _run(self, number: int, work: Callable[[], Awaitable[Result]]) -> Result:
         try:
-            await turn.wait()
-            if self.ended:
-                raise RefusedError(self.ended)
+            await self._waiting[number].wait()
             return await work()
         finally:
-            self.num_open -= 1
             del self._waiting[number]
             self._next = max(self._next, number + 1)
             self._start()
 
-    def end(self, reason: str) -> None:
-        """Refuse the commands that wait, and all others."""
-        self.ended = reason
-        for turn in self._waiting.values():
-            turn.set()
+    @property
+    def is_busy(self) -> bool:
+        """Whether commands wait or run."""
+        return bool(self._waiting)
 
     def _start(self) -> None:
         if (turn := self._waiting.get(self._next)) is not None:

@@ -1,7 +1,7 @@
 """Models for a training service: `python -m tests.support.tinker_models FOLDER` writes one that answers.
 
-Its next token depends on the last one alone: it answers \\boxed{3} or \\boxed{4}, each half of the time, so that a reward
-for one of them differs within a group. All linear modules have weights, so that adapters of all get a gradient.
+Its next token depends on the last one alone: it answers \\boxed{3} or \\boxed{4}, each half of the time, so that a
+reward for one of them differs within a group.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""`rljob serve`."""
+"""`rljob serve`: a training service for clients of Tinker's SDK, on this machine."""

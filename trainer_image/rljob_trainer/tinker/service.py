@@ -164,17 +164,17 @@ class Service:
         return {"type": "get_info", **facts, "is_lora": True, "lora_rank": model.rank}
 
     def forward_backward(self, client: str, body: bytes) -> dict[str, Any]:
-        model_id, seq_id = wire.read_address(body)
+        request = wire.parse_batch(body)
 
         async def work(_: Model) -> Result:
-            batch = wire.read_batch(body, self._limits)
+            batch = wire.read_batch(request, self._limits)
             arguments = (batch.loss, batch.settings, batch.backward)
             logprobs, sums = await self._group.call_with_rows(
                 slot.forward_backward, batch.rows, batch.facts, *arguments
             )
             return wire.write_batch([each[1:] for each in logprobs], sum(sums))
 
-        return self._begin(client, model_id, seq_id, work)
+        return self._begin(client, request.model_id, request.seq_id, work)
 
     def optim_step(self, client: str, request: types.OptimStepRequest) -> dict[str, Any]:
         params = request.optim_params
@@ -282,16 +282,18 @@ class Service:
         """End the model that the ranks hold, for that of `session`."""
         if (old := self._model) is None:
             return
-        if old.session.client != session.client and old.session.is_alive(self._clock()):
+        is_alive = old.session.is_alive(self._clock())
+        if old.session.client != session.client and is_alive:
             raise RefusedError(
                 f"the service holds one adapter at a time, and has that of client {old.session.client}; it is free "
                 f"once that session is closed, or has sent no heartbeat for {_AWAY_SECONDS:.0f} s"
             )
-        if old.stream.is_busy:
+        if old.stream.is_busy and is_alive:
             raise RefusedError(f"the service holds one adapter at a time, and {old.id} has commands that run; wait")
         self._ended[old.id] = (
             f"{old.id} was replaced by {successor}: the service holds one adapter at a time; load what save_state kept"
         )
+        old.stream.end(self._ended[old.id])
         log.info("%s", self._ended[old.id])
         for folder in old.unnamed:
             shutil.rmtree(folder, ignore_errors=True)

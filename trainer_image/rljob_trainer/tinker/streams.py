@@ -24,6 +24,8 @@ _NUM_KEPT = 256
 class Stream:
     """The commands of one model."""
 
+    ended: str = ""
+    """Why the model runs no more commands."""
     _next: int = 0
     _waiting: dict[int, asyncio.Event] = field(default_factory=dict)
     """The turns of the commands that wait or run, by number."""
@@ -39,6 +41,8 @@ class Stream:
     async def _run(self, number: int, work: Callable[[], Awaitable[Result]]) -> Result:
         try:
             await self._waiting[number].wait()
+            if self.ended:
+                raise RefusedError(self.ended)
             return await work()
         finally:
             del self._waiting[number]
@@ -49,6 +53,12 @@ class Stream:
     def is_busy(self) -> bool:
         """Whether commands wait or run."""
         return bool(self._waiting)
+
+    def end(self, reason: str) -> None:
+        """Refuse the commands that wait. One that runs does so to its end."""
+        self.ended = reason
+        for turn in self._waiting.values():
+            turn.set()
 
     def _start(self) -> None:
         if (turn := self._waiting.get(self._next)) is not None:
@@ -86,6 +96,6 @@ class Futures:
             self._tasks.pop(self._delivered.popleft(), None)
 
     def forget(self, session: str) -> None:
-        """Drop the requests of a session, whose ids begin with its own."""
-        for request_id in [each for each in self._tasks if each.startswith(f"{session}:")]:
-            self._tasks.pop(request_id).cancel()
+        """Drop what is done of a session, whose requests have ids that begin with its own."""
+        for request_id in [key for key, task in self._tasks.items() if key.startswith(f"{session}:") and task.done()]:
+            del self._tasks[request_id]

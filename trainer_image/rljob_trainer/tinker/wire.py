@@ -39,8 +39,6 @@ class ModelLimits:
 class Batch:
     """The data of one forward or forward_backward."""
 
-    model_id: str
-    seq_id: int
     loss: str
     settings: Mapping[str, float]
     backward: bool
@@ -74,13 +72,17 @@ def parse(kind: type[BaseModel], data: Any) -> Any:
         raise RefusedError(f"{where}: {first['msg']}; use the tinker SDK 0.38") from error
 
 
-def read_batch(body: bytes, limits: ModelLimits) -> Batch:
-    """Return the batch. Its rows are checked by `check`, since an error must not keep the next commands waiting."""
+def parse_batch(body: bytes) -> Any:
+    """Return the message, which names the model and the command. `read_batch` checks the rest, as a part of that."""
     request = pb.ForwardBackwardRequest()
     try:
         request.ParseFromString(body)
     except Exception as error:
         raise RefusedError(f"the body is no ForwardBackwardRequest: {error}; use the tinker SDK 0.38") from error
+    return request
+
+
+def read_batch(request: Any, limits: ModelLimits) -> Batch:
     settings = {name: value.number for name, value in request.loss_fn_config_v2.items()}
     settings = settings or dict(request.loss_fn_config)
     rows, facts = [], []
@@ -91,14 +93,7 @@ def read_batch(body: bytes, limits: ModelLimits) -> Batch:
         facts.append(of_row)
     if not rows:
         raise RefusedError("data: is empty; pass at least one datum")
-    return Batch(request.model_id, request.seq_id, request.loss_fn, settings, not request.forward_only, rows, facts)
-
-
-def read_address(body: bytes) -> tuple[str, int]:
-    """Return the model and the number of the command of a batch that cannot be read otherwise."""
-    request = pb.ForwardBackwardRequest()
-    request.ParseFromString(body)
-    return request.model_id, request.seq_id
+    return Batch(request.loss_fn, settings, not request.forward_only, rows, facts)
 
 
 def _check_loss(name: str, settings: Mapping[str, float]) -> None:

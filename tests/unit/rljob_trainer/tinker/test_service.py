@@ -178,6 +178,9 @@ async def test_a_model_with_commands_is_not_replaced(bench):
     bench.step(model, 2)  # waits for the first
     with pytest.raises(RefusedError, match="has commands that run"):
         await bench.create(session, number=1)
+    bench.now = 200.0
+    assert await bench.model("bob"), "the command of a client that is gone waits for ever"
+    assert "update" not in [name for name, *_ in bench.group.calls]
 
 
 async def test_a_client_reaches_nothing_of_another(bench):

@@ -15,7 +15,7 @@ from rljob_trainer.tinker.wire import (
     ModelLimits,
     RefusedError,
     parse,
-    read_address,
+    parse_batch,
     read_batch,
     read_sample,
     write_batch,
@@ -39,8 +39,9 @@ def encode(*data: types.Datum, loss: str = "cross_entropy", config: dict[str, An
 
 def test_a_batch_has_a_row_for_each_datum_whose_targets_need_not_follow():
     body = encode(datum(**RL), loss="ppo", config={"clip_low_threshold": 0.7})
-    batch = read_batch(body, LIMITS)
-    assert (batch.model_id, batch.seq_id) == read_address(body) == ("s:train:0", 3)
+    request = parse_batch(body)
+    assert (request.model_id, request.seq_id) == ("s:train:0", 3)
+    batch = read_batch(request, LIMITS)
     assert (batch.loss, batch.settings, batch.backward) == ("ppo", {"clip_low_threshold": 0.7}, True)
     [row], [facts] = batch.rows, batch.facts
     assert row.token_ids.tolist() == [5, 6, 7, 8, 9]
@@ -52,7 +53,8 @@ def test_a_batch_has_a_row_for_each_datum_whose_targets_need_not_follow():
 
 def test_weights_of_cross_entropy_are_one_unless_given():
     rows = read_batch(
-        encode(datum(target_tokens=[6, 7, 8, 9]), datum(target_tokens=TOKENS, weights=[0, 1, 0, 2])), LIMITS
+        parse_batch(encode(datum(target_tokens=[6, 7, 8, 9]), datum(target_tokens=TOKENS, weights=[0, 1, 0, 2]))),
+        LIMITS,
     )
     assert [facts["weights"].tolist() for facts in rows.facts] == [[1, 1, 1, 1], [0, 1, 0, 2]]
 
@@ -75,12 +77,11 @@ def test_weights_of_cross_entropy_are_one_unless_given():
         (encode(datum(target_tokens=np.ones((4, 2), np.int64))), "must have one dimension"),
         (encode(datum(target_tokens=TOKENS, weights=[1.0, float("nan"), 1.0, 1.0])), "weights: must be finite numbers"),
         (encode(), "data: is empty"),
-        (b"\x08", "the body is no ForwardBackwardRequest"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_with_its_place(body, message):
     with pytest.raises(RefusedError) as caught:
-        read_batch(body, LIMITS)
+        read_batch(parse_batch(body), LIMITS)
     assert message in str(caught.value)
 
 

@@ -169,7 +169,6 @@ def test_what_is_not_supported_is_refused_with_a_sentence(connect):
         (lambda: client.create_lora_training_client(base_model="other"), "other is not served here"),
         (lambda: client.create_lora_training_client(base_model=NAME, rank=9), "rank: must be from 1 to 8, got 9"),
         (lambda: client.create_lora_training_client(base_model=NAME, rank=4, train_mlp=False), "train_mlp"),
-        (lambda: client.copy_weights("tinker://x/weights/y"), "copy_weights is not supported"),
         (lambda: rest.list_training_runs(), "training_runs is not supported"),
         (lambda: rest.list_sessions(), "sessions is not supported"),
         (lambda: rest.list_user_checkpoints(), "checkpoints is not supported"),

@@ -26,6 +26,7 @@ _POLL_SECONDS = 20.0
 """For which a result is waited for; the SDK waits 45 s for the answer."""
 _MAX_BODY_BYTES = 256 << 20
 _API = "/api/v1/"
+_UNSUPPORTED = "{0.method} {0.path} is not supported by this service; see docs/training-service.md"
 _PROTOBUF = "application/x-protobuf"
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _CLIENT = web.RequestKey("client", str)
@@ -62,6 +63,7 @@ class TinkerServer:
         app.router.add_post(_API + "weights_info", self._weights_info)
         app.router.add_get(_API + "samplers/{id}", self._get_sampler)
         app.router.add_post(_API + "sessions/{id}/finish", self._finish)
+        app.router.add_post(_API + "{path:.+}", self._refuse_path)
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
 
     async def start(self, host: str, port: int) -> str:
@@ -96,19 +98,25 @@ class TinkerServer:
         except (RefusedError, ValueError) as error:
             return _refuse(400, str(error))
         except web.HTTPException as error:
-            path = f"{request.method} {request.path}"
-            if error.status in (404, 405):
-                return _refuse(400, f"{path} is not supported by this service; see docs/training-service.md")
-            return _refuse(error.status, f"{path}: {error.reason}")
+            known = error.status not in (404, 405)
+            return _refuse(error.status, error.reason) if known else _refuse(400, _UNSUPPORTED.format(request))
         except Exception:
             log.exception("the service failed to answer %s", request.path)
             return _refuse(400, "the service failed; see its log")  # the SDK would repeat one with 500 for minutes
 
     def _serve(self, kind: type[BaseModel], answer: Callable[[str, Any], dict[str, Any]]) -> _Handler:
         async def handle(request: web.Request) -> web.Response:
-            return _write(answer(request[_CLIENT], parse(kind, await request.json())))
+            body = await request.json()
+            try:
+                return _write(answer(request[_CLIENT], parse(kind, body)))
+            except RefusedError as error:
+                return _write(self._service.refuse(request[_CLIENT], body, error))
 
         return handle
+
+    async def _refuse_path(self, request: web.Request) -> web.Response:
+        error = RefusedError(_UNSUPPORTED.format(request))
+        return _write(self._service.refuse(request[_CLIENT], await request.json(), error))
 
     async def _forward_backward(self, request: web.Request) -> web.Response:
         return _write(self._service.forward_backward(request[_CLIENT], await request.read()))

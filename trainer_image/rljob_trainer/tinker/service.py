@@ -258,6 +258,18 @@ class Service:
         except Exception as error:
             return describe_error(error)
 
+    def refuse(self, client: str, body: Any, error: RefusedError) -> dict[str, Any]:
+        """Make the error the result of the command that `body` is: others wait for its number. Raise it for what is
+        none."""
+        model_id, seq_id = (body.get("model_id"), body.get("seq_id")) if isinstance(body, dict) else (None, None)
+        if self._model is None or self._model.id != model_id or not isinstance(seq_id, int):
+            raise error
+
+        async def work(_: Model) -> Result:
+            raise error
+
+        return self._begin(client, model_id, seq_id, work)
+
     def _begin(
         self, client: str, model_id: str | None, seq_id: int | None, work: Callable[[Model], Any]
     ) -> dict[str, Any]:

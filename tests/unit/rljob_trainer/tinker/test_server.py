@@ -86,6 +86,22 @@ async def test_what_is_wrong_has_a_sentence_and_a_status_that_is_not_tried_again
     assert message in answer["error"]
 
 
+@pytest.mark.parametrize(
+    ("path", "fields", "message"),
+    [
+        ("save_weights_external", {"path": "x"}, "POST /api/v1/save_weights_external is not supported by this service"),
+        ("optim_step", {"adam_params": {"learning_rate": "fast"}}, "use the tinker SDK 0.38"),
+        ("load_weights", {"path": "x", "optimizer": True, "weights_access_token": "t"}, "weights_access_token is not"),
+    ],
+)
+async def test_a_command_that_is_refused_does_not_keep_the_next_one_waiting(bench, post, path, fields, message):
+    model = await bench.model()
+    status, answer = await post(path, {"model_id": model, "seq_id": 1, **fields})
+    assert status == 200
+    assert message in (await bench.result(answer))["error"]
+    assert "metrics" in await bench.result(bench.step(model, 2))
+
+
 async def test_a_defect_shows_no_stack_trace_and_is_not_tried_again(post, monkeypatch):
     def fail(*_: Any) -> None:
         raise RuntimeError("secret")

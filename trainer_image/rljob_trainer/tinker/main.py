@@ -40,7 +40,7 @@ _TELL_SECONDS = 15.0
 """For which clients are told why the service ends: longer than the SDK's pauses between tries at first."""
 _END_SECONDS = 10.0
 FOLDER = "tinker"
-"""Of the clients' checkpoints, in the run's folder."""
+"""Folder of the clients' checkpoints, in the run's."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Settings:
     host: str
     port: int
     keys: Mapping[str, str]
-    """Of the clients, by their names."""
+    """Keys of the clients, by their names."""
 
 
 async def serve(environment: Environment, settings: Settings, on_ray: Callable[[], None]) -> None:

@@ -70,7 +70,7 @@ class Model:
 class SamplerSession:
     id: str
     folder: Path | None
-    """Of its adapter; None: the model without one."""
+    """Folder of its adapter; None: the model without one."""
     model_path: str | None = None
 
 

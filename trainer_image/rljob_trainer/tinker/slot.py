@@ -29,7 +29,7 @@ from rljob_trainer.tinker.losses import compute_loss
 ALPHA = 32
 """Tinker's: the scale of an adapter is ALPHA / rank."""
 Facts = Mapping[str, NDArray[Any]]
-"""Of a row: `targets`, and the inputs of its loss. All [targets]."""
+"""`targets` of a row, and the inputs of its loss. All [targets]."""
 
 
 def create(rank: RankProcess, lora_rank: int, seed: int) -> None:

@@ -19,7 +19,7 @@ from rljob_trainer.episodes.types import Completion, TrainRow
 from rljob_trainer.tinker.losses import INPUTS, SETTINGS
 
 MAX_SAMPLE_TOKENS = 16_384
-"""Of an answer without max_tokens, which the context limits, too."""
+"""Limit of an answer without max_tokens, which the context limits, too."""
 _DTYPES = {pb.DTYPE_FLOAT32: np.float32, pb.DTYPE_INT64: np.int64, pb.DTYPE_INT32: np.int32}
 _NOT_SAMPLED = ("topk_prompt_logprobs", "topk_sample_logprobs", "target_prompt_logprobs", "prompt_alt_tokens_k")
 
@@ -59,7 +59,7 @@ class Asked:
     """Further sampling parameters of vLLM."""
     prompt_logprobs: bool
     last_n: int | None
-    """Of the prompt's log-probs, those that are wanted; None: all."""
+    """How many of the prompt's log-probs are wanted, from its end; None: all."""
 
 
 def parse(kind: type[BaseModel], data: Any) -> Any:

@@ -309,6 +309,11 @@ class TrainerGroup:
         self._kill()
         raise error
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether its ranks were ended, by `close` or since a call failed."""
+        return not self._ranks
+
     async def close(self) -> None:
         """End every rank, and with rank 0 the weight server. Idempotent."""
         closing = [rank.close.remote() for rank in self._ranks]

@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 _TELL_SECONDS = 15.0
 """For which clients are told why the service ends: longer than the SDK's pauses between tries at first."""
 _END_SECONDS = 10.0
+_POLL_SECONDS = 0.5
 FOLDER = "tinker"
 """Folder of the clients' checkpoints, in the run's."""
 
@@ -116,7 +117,9 @@ async def serve(environment: Environment, settings: Settings, on_ray: Callable[[
             url = await server.start(settings.host, settings.port)
             head.board.set_phase("Serving")
             log.info("serves %s at %s", settings.name, url)
-            await asyncio.Event().wait()
+            while not group.has_ended:  # by a call that failed, whose client has the reason
+                await asyncio.sleep(_POLL_SECONDS)
+            raise TransientError("a rank of the trainer died")
 
         async def watch() -> None:
             await run_with_watcher(group.watch(), watch_ray())

@@ -24,14 +24,14 @@ from rljob_cli.check.device_fields import divide
 from rljob_cli.check.jobfile import apply_override
 from rljob_cli.check.waits import describe_error, find_ended_container, report
 from rljob_cli.commands import use_fast_types
-from rljob_cli.exits import EXIT_INTERRUPTED, guard
+from rljob_cli.exits import EXIT_FAILED, EXIT_INTERRUPTED, guard
 from rljob_cli.local.cluster import LOCAL_DEFAULTS, STOP_SECONDS, LocalCluster, running
 from rljob_cli.local.network import claim_block
 from rljob_cli.local.node.gpus import find_gpus
 from rljob_cli.local.node.volumes import write_atomically
 from rljob_cli.manifests import is_ready, labels_of, role_of
 from rljob_cli.options import ServeOptions
-from rljob_cli.output import say
+from rljob_cli.output import print_error, say
 from rljob_cli.run import runfolder
 from rljob_core.backend import Manifest
 from rljob_core.children.common import HEAD, ROLLOUT, TRAINER
@@ -70,6 +70,9 @@ def serve_command(options: ServeOptions) -> int:
         except (KeyboardInterrupt, asyncio.CancelledError):
             say(f"stopped; checkpoints are in {folder}")
             return EXIT_INTERRUPTED
+        except TransientError as error:
+            print_error(error, EXIT_FAILED)
+            return EXIT_FAILED
     return 0
 
 

@@ -19,7 +19,7 @@ _EXPORT = (
     *("uv", "export", "--quiet", "--frozen", "--no-default-groups", "--no-emit-workspace", "--no-header"),
     *("--no-annotate", "--no-hashes", "--package", "rljob"),
 )
-_TRACKERS = ("--extra", "wandb", "--extra", "mlflow")
+_TRACKERS = ("--extra", "wandb", "--extra", "mlflow", "--extra", "tinker")
 """They may be added later, with the same files."""
 _ENVIRONMENTS = " ; " + " or ".join(
     f"(platform_machine == '{machine}' and sys_platform == 'linux')" for machine in ("aarch64", "x86_64")

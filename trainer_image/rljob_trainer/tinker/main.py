@@ -117,9 +117,10 @@ async def serve(environment: Environment, settings: Settings, on_ray: Callable[[
             url = await server.start(settings.host, settings.port)
             head.board.set_phase("Serving")
             log.info("serves %s at %s", settings.name, url)
-            while not group.has_ended:  # by a call that failed, whose client has the reason
+            while True:
+                if group.has_ended:  # by a call that failed, whose client has the reason
+                    raise TransientError("a rank of the trainer died")
                 await asyncio.sleep(_POLL_SECONDS)
-            raise TransientError("a rank of the trainer died")
 
         async def watch() -> None:
             await run_with_watcher(group.watch(), watch_ray())

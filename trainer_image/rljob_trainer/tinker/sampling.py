@@ -66,8 +66,8 @@ class Sampler:
     async def holding(self, adapter: Path | None) -> AsyncIterator[None]:
         """Within, the rollouts hold the adapter."""
         turn = object()
-        self._line.append(turn)
         async with self._changed:
+            self._line.append(turn)
             try:
                 await self._changed.wait_for(lambda: self._may_start(turn, adapter))
                 if self._held != (adapter,):

@@ -183,7 +183,7 @@ test-nightly: $(DEVELOP) test-convergence ## All tests marked nightly: those of 
 
 .PHONY: test-packages
 test-packages: $(DEVELOP) ## Rewards and agents of ms-swift, Trinity-RFT, AReaL, verl 0.9, verifiers, NeMo Gym and others (up to 6 GB each, an hour)
-	$(BIN)/pytest tests/integration/packaged_rewards tests/integration/packaged_environments tests/integration/packaged_agents tests/integration/agent_frameworks tests/integration/test_trackers_real.py tests/integration/test_older_readers.py -m packages
+	$(BIN)/pytest tests/integration/packaged_rewards tests/integration/packaged_environments tests/integration/packaged_agents tests/integration/agent_frameworks tests/integration/training_service tests/integration/test_trackers_real.py tests/integration/test_older_readers.py -m packages
 
 .PHONY: test-peers
 test-peers: $(DEVELOP) ## Advantages, losses and corrections against verl's and TRL's own functions (a minute; a part of test-slow)

@@ -19,7 +19,7 @@ _EXPORT = (
     *("uv", "export", "--quiet", "--frozen", "--no-default-groups", "--no-emit-workspace", "--no-header"),
     *("--no-annotate", "--no-hashes", "--package", "rljob"),
 )
-_TRACKERS = ("--extra", "wandb", "--extra", "mlflow", "--extra", "trackio")
+_EXTRAS = ("--extra", "wandb", "--extra", "mlflow", "--extra", "trackio", "--extra", "tinker")
 """They may be added later, with the same files."""
 _ENVIRONMENTS = " ; " + " or ".join(
     f"(platform_machine == '{machine}' and sys_platform == 'linux')" for machine in ("aarch64", "x86_64")
@@ -35,7 +35,7 @@ def render() -> Iterator[tuple[str, str]]:
     yield "overrides.txt", header.format("pyproject.toml") + overrides
     for extra in ("cpu", "gpu"):
         done = subprocess.run(
-            [*_EXPORT, *_TRACKERS, "--extra", extra], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True
+            [*_EXPORT, *_EXTRAS, "--extra", extra], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True
         )
         yield f"{extra}.txt", header.format("uv.lock") + done.stdout.replace(_ENVIRONMENTS, "")
 

@@ -14,7 +14,7 @@ from rljob_cli.output import choose_format, is_json, print_error
 
 _GROUPS = {
     "Job files": ("init", "validate", "plan", "test-reward", "test-agent"),
-    "On this machine": ("try", "run", "evaluate"),
+    "On this machine": ("try", "run", "evaluate", "serve"),
     "Data of a run": ("ui", "trajectories", "report", "export"),
     "Runs and jobs": ("ls", "top", "explain", "logs", "suspend"),
     "In a cluster": ("submit", "resume", "restart"),
@@ -23,7 +23,7 @@ _GROUPS = {
 _OTHERS = "Other commands"
 
 _MEANT = {
-    **{"stop": "suspend", "list": "ls", "ps": "ls", "status": "explain", "train": "run", "serve": "export"},
+    **{"stop": "suspend", "list": "ls", "ps": "ls", "status": "explain", "train": "run"},
     **{"render": "validate --render", "retry": "resume --retry"},
 }
 """Commands of others, and earlier ones."""

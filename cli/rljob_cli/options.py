@@ -331,3 +331,22 @@ class ReportOptions:
     sort: SortOption = None
     directory: DirectoryOption = RUNS
     target: Target
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions:
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="hf://org/name, or a folder in Hugging Face format.")]
+    name: Annotated[
+        str | None, typer.Option(help="The name by which clients ask for it. Default: org/name, or the folder's.")
+    ] = None
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8700
+    clients: Annotated[
+        list[str] | None, typer.Option("--client", metavar="NAME", help="A client with a key of its own; repeatable.")
+    ] = None
+    max_rank: Annotated[int, typer.Option(min=1, max=512, help="The largest rank of an adapter.")] = 32
+    gpus: Annotated[int | None, typer.Option(min=0, help="GPUs to use; 0: CPUs. Default: all of this machine.")] = None
+    ranks: Annotated[int, typer.Option(min=1, max=64, help="Trainer ranks without GPUs.")] = 1
+    directory: DirectoryOption = RUNS
+    overrides: SetOption = None
+    network: NetworkOption = None

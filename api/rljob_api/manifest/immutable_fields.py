@@ -69,8 +69,8 @@ _REQUIRED: Final = (
     *("task", "model", "data.train", "data.mix", "data.format", "data.template", "data.chatTemplateArguments"),
     *("agent.type", "algorithm.type", "schedule.seed"),
 )
-_OPTIONAL: Final = ("data.systemPrompt", "schedule.warmStart.steps", "trainer.lora")
-FIXED: Final = (*_REQUIRED, *_OPTIONAL, "data.warmStart")
+_OPTIONAL: Final = ("data.systemPrompt", "data.warmStart", "schedule.warmStart.steps", "trainer.lora")
+FIXED: Final = _REQUIRED + _OPTIONAL
 """What a resume may not change: it makes another model, other prompts, or another order of prompts."""
 RECORDED: Final = ("algorithm", "rewards", "rollout.sampling", "schedule")
 """What a resume may change, but for the fields of FIXED in it. Differences are printed, and recorded with the step."""

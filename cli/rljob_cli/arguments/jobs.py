@@ -13,6 +13,7 @@ from rljob_cli.options import (
     OutputOption,
     PlanOptions,
     RunOptions,
+    ServeOptions,
     SetOption,
     TryAgentOptions,
     TryRewardOptions,
@@ -137,6 +138,14 @@ def try_agent(options: TryAgentOptions) -> int:
     from rljob_cli.agents.command import try_agent_command
 
     return try_agent_command(options)
+
+
+@command()
+def serve(options: ServeOptions) -> int:
+    """Serve a model for training through Tinker's API, on this machine: clients run loops, it trains and samples."""
+    from rljob_cli.serve.command import serve_command
+
+    return serve_command(options)
 
 
 @command()

@@ -464,6 +464,7 @@ IMMUTABLE_CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ),
     ("algorithm.type", {}, {"algorithm.type": "rloo"}),
     ("schedule.seed", {}, {"schedule.seed": 1}),
+    ("data.warmStart", WARM, {"data.warmStart.source": "/other.jsonl"}),
     ("schedule.warmStart.steps", {}, WARM),
     ("schedule.warmStart.steps", WARM, {"schedule.warmStart.steps": 6}),
     ("managedBy", {}, {"managedBy": "kueue.x-k8s.io/multikueue"}),

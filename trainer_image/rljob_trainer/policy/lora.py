@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.roles import ALL_LINEAR, Lora
@@ -85,6 +85,34 @@ class Adapters:
     def gather(self) -> dict[str, Tensor]:
         """Return the fp32 adapters by peft's names, on every rank's device. A collective."""
         return {name: sharding.gather(shard) for name, shard in self._shards.items()}
+
+    def reset(self, rank: int, alpha: int, seed: int) -> None:
+        """Begin a new adapter of `rank`, at most that of the settings: what A and B have beyond it is zero, and so are
+        its gradients. A collective."""
+        generator = torch.Generator().manual_seed(seed)
+        for name, shard in self._shards.items():
+            value = torch.zeros(shard.shape)
+            if ".lora_A." in name:  # as peft initializes it
+                bound = shard.shape[1] ** -0.5
+                value[:rank].uniform_(-bound, bound, generator=generator)
+            self._write(shard, value)
+        self.set_rank(rank, alpha)
+
+    def set_rank(self, rank: int, alpha: int) -> None:
+        """Let the adapters have `rank`, of which the scale and the files depend."""
+        self._scale = alpha / rank
+        self.config.r, self.config.lora_alpha = rank, alpha
+        for layer in self._layers:
+            layer.scaling[_NAME] = self._scale
+
+    @property
+    def shapes(self) -> dict[str, torch.Size]:
+        """By peft's names."""
+        return {name: shard.shape for name, shard in self._shards.items()}
+
+    @torch.no_grad()
+    def _write(self, shard: DTensor, value: Tensor) -> None:
+        shard.copy_(distribute_tensor(value.to(shard.device), shard.device_mesh, shard.placements))
 
     def scale(self, adapters: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return adapters of scale 1: B has the factor alpha / rank."""

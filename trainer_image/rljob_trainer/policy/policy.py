@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -150,6 +150,19 @@ class Policy:
             (self._loss(batch, reference) * optimizer.loss_scale(self.dtype)).backward()
         if self.critic is not None and not self.is_warm:
             self.critic.accumulate(batches)
+
+    def backward(self, batches: Sequence[MicroBatch], loss: Callable[[MicroBatch, Tensor], Tensor]) -> list[TokenFacts]:
+        """Add the gradient of each micro-batch's `loss`, of its targets' log-probs, to what the next update uses.
+        Return the log-probs."""
+        self._has_run_forward = True
+        found = []
+        for i, batch in enumerate(batches):
+            self.doing = f"micro-batch {i + 1} of {len(batches)}"
+            sharding.expect_backward(self.model, self._mode, is_last=i == len(batches) - 1)
+            logprobs = self.model(batch)[0]
+            (loss(batch, logprobs) * optimizer.loss_scale(self.dtype)).backward()
+            found.append(TokenFacts(logprobs=_to_numpy(logprobs.detach())))
+        return found
 
     def apply(self, denominator: float) -> RankMetrics:
         """Run one optimizer update with the gradient over `denominator`. With 0, or with a gradient that is not

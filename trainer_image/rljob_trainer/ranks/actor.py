@@ -9,7 +9,7 @@ Invariant: all ranks of a group use the same transport, whose methods are collec
 import logging
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
@@ -66,9 +66,9 @@ class FileTransport:
         self._policy, self._address, self._num_shards = policy, address, num_shards
         self._store: WeightStore | None = None
 
-    def publish(self, generation: str, version: int) -> WeightManifest | None:
-        """Make the policy's weights a version. Return its manifest on rank 0."""
-        published = self._policy.stream_published()
+    def publish(self, generation: str, version: int, published: Published | None = None) -> WeightManifest | None:
+        """Make the policy's weights a version, or what is given. Return its manifest on rank 0."""
+        published = published or self._policy.stream_published()
         if dist.get_rank() != 0:
             _take(published.tensors)
             return None
@@ -281,6 +281,11 @@ class RankProcess:
     @typed_errors
     def apply(self, denominator: float) -> RankMetrics:
         return self.policy.apply(denominator)
+
+    @typed_errors
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Return `function(self, *arguments)`, which may be a collective."""
+        return function(self, *arguments)
 
     def follow(self, spec: RLJobSpec) -> None:
         """`spec`: with the schedule and the sampling of now."""

@@ -207,6 +207,22 @@ class TrainerGroup:
         update.seconds += time.monotonic() - started
         return summarize_update(metrics[0], update, denominator)
 
+    async def call(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """Call a function of a module with each rank and the arguments. Return what it returned, by rank."""
+        return await self._broadcast("call", function, *arguments)
+
+    async def call_with_rows(
+        self, function: Callable[..., Any], rows: Sequence[TrainRow], facts: Sequence[Any], *arguments: Any
+    ) -> tuple[list[NDArray[np.float32]], list[Any]]:
+        """Call it with the rank's rows and their `facts`, by index, before the arguments. It returns RowFacts and
+        another value. Return the log-probs of all rows, and the other values by rank."""
+        parts = await self._divide(rows, without_advantage=True)
+        own = [(part, {i: facts[i] for i in part.indices.tolist()}) for part in parts]
+        sent = await asyncio.to_thread(lambda: [ray.put(each) for each in own])
+        answers = await self._call_all("call", [(function, each, *arguments) for each in sent])
+        found = await asyncio.to_thread(scatter_facts, rows, [answer[0] for answer in answers])
+        return [each.logprobs for each in found if each.logprobs is not None], [answer[1] for answer in answers]
+
     async def follow(self, spec: RLJobSpec) -> None:
         await self._broadcast("follow", spec)
 
@@ -293,6 +309,11 @@ class TrainerGroup:
         self._kill()
         raise error
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether its ranks were ended, by `close` or since a call failed."""
+        return not self._ranks
+
     async def close(self) -> None:
         """End every rank, and with rank 0 the weight server. Idempotent."""
         closing = [rank.close.remote() for rank in self._ranks]
@@ -356,7 +377,8 @@ class TrainerGroup:
     async def _call_alone(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         if not self._ranks:
             raise TrainerGroupDiedError("the trainer group has ended")
-        with self._watch.calling(method):
+        kind = arguments[0][0].__name__ if method == "call" else method
+        with self._watch.calling(kind):
             calls = self._calls = [
                 future(getattr(rank, method).remote(*args)) for rank, args in zip(self._ranks, arguments, strict=True)
             ]

@@ -15,7 +15,7 @@ BEATS = "beats"
 """That of what a rank says while it works."""
 GROUPS: dict[str, str] = {"wait_for_save": SAVES, "beat": BEATS, "dump_stacks": BEATS, "describe_process": BEATS}
 METHODS = (
-    "describe", "start", "inspect", "score", "accumulate", "apply", "follow", "publish", "give_weights",
+    "describe", "start", "inspect", "score", "accumulate", "apply", "call", "follow", "publish", "give_weights",
     "withdraw_weights", "save", "export", "free", "restore", "close", *GROUPS,
 )  # fmt: skip
 """Those of actor.RankProcess."""

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Literal
 
 import aiohttp
@@ -89,16 +90,22 @@ class RolloutClient:
         await self._stop_verifying()
 
     async def complete(
-        self, token_ids: list[int], sampling: Sampling, seed: int, affinity: Affinity | None = None
+        self,
+        token_ids: list[int],
+        sampling: Sampling,
+        seed: int,
+        affinity: Affinity | None = None,
+        extra: Mapping[str, Any] = MappingProxyType({}),
     ) -> Completion:
-        """`affinity`: that of the episode. Raise PromptTooLongError if the prompt leaves no room for a token, and
-        UserError for what vLLM refuses for another reason."""
+        """`affinity`: that of the episode. `extra`: further sampling parameters of vLLM. Raise PromptTooLongError if
+        the prompt leaves no room for a token, and UserError for what vLLM refuses for another reason."""
         avoid, num_attempts = set[str](), 0
         failing_since: float | None = None
         while num_attempts < _MAX_ATTEMPTS:
             async with self.replicas.lease(avoid, affinity=affinity) as lease:
                 key = self.replicas.fleet.required_key
                 payload = generate.build_payload(token_ids, sampling, seed, key, self._special_ids)
+                payload["sampling_params"] |= extra
                 with traces.begin_attempt(lease.address, generate.PATH, num_attempts + 1) as span:
                     completion = await self._attempt(lease, payload, key)
                     span.set({"rljob.retried": completion is None})

@@ -114,12 +114,11 @@ def test_an_own_addon_is_built_in_its_folder_and_again_when_a_file_changes(
     assert folders == [(module, "."), (module, ".")]
 
 
-def test_docs_and_program_name_the_version_of_the_collector() -> None:
+def test_program_names_the_version_of_the_collector() -> None:
     module = go_programs.OWN_ADDONS["otelcol"]
     found = re.search(r"collector/otelcol v(\S+)", (module / "go.mod").read_text())
     assert found
     assert f'Version: "{found[1]}"' in (module / "main.go").read_text()
-    assert f"collector ({found[1]})" in (go_programs.ROOT / "docs/tracing.md").read_text()
 
 
 def test_go_comes_from_path_else_from_uv(monkeypatch: pytest.MonkeyPatch) -> None:

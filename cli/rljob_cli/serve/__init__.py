@@ -1,0 +1,1 @@
+"""`rljob serve`: a training service for clients of Tinker's SDK, on this machine."""

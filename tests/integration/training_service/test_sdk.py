@@ -1,0 +1,180 @@
+"""Tinker's SDK from PyPI, unchanged, with a service on real ranks and a real rollout."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import tinker
+import torch
+from safetensors.torch import load_file
+from tinker import types
+
+from tests.integration.training_service.conftest import NAME, RunningService
+
+pytestmark = [pytest.mark.slow, pytest.mark.real, pytest.mark.filterwarnings("ignore")]
+
+SENTENCE = list(b"The train leaves at nine.")
+ADAM = types.AdamParams(learning_rate=5e-3)
+
+
+@pytest.fixture
+def connect(service: RunningService) -> Iterator[Callable[[str], tinker.ServiceClient]]:
+    """Returns a client by its name, which is closed after the test."""
+    clients = []
+
+    def connect(name: str = "ann") -> tinker.ServiceClient:
+        clients.append(tinker.ServiceClient(base_url=service.url, api_key=service.keys[name]))
+        return clients[-1]
+
+    yield connect
+    for client in clients:
+        client.close("success").result()
+
+
+def sentence() -> types.Datum:
+    inputs: dict[str, Any] = {"target_tokens": SENTENCE[1:], "weights": [1.0] * (len(SENTENCE) - 1)}
+    return types.Datum(model_input=types.ModelInput.from_ints(SENTENCE[:-1]), loss_fn_inputs=inputs)
+
+
+def learn(training: Any, steps: int) -> list[float]:
+    """Return the loss of each step."""
+    losses = []
+    for _ in range(steps):
+        forward, step = training.forward_backward([sentence()], "cross_entropy"), training.optim_step(ADAM)
+        losses.append(forward.result().metrics["loss:sum"])
+        step.result()
+    return losses
+
+
+def test_a_client_learns_a_sentence_samples_it_and_goes_on_from_what_it_saved(service, connect):
+    client = connect()
+    assert [each.model_name for each in client.get_server_capabilities().supported_models] == [NAME]
+    training = client.create_lora_training_client(base_model=NAME, rank=4, seed=1).result()
+    info = training.get_info()
+    assert (info.lora_rank, info.model_data.tokenizer_id) == (4, str(service.model))
+    losses = learn(training, 60)
+    assert losses[0] > 50
+    assert losses[-1] < 0.5, losses
+
+    sampler = training.save_weights_and_get_sampling_client().result()
+    prompt = types.ModelInput.from_ints(SENTENCE[:3])
+    params = types.SamplingParams(max_tokens=len(SENTENCE) - 3, temperature=0.0)
+    answer = sampler.sample(prompt, 2, params, include_prompt_logprobs=True).result()
+    assert [each.tokens for each in answer.sequences] == [SENTENCE[3:]] * 2
+    assert {each.stop_reason for each in answer.sequences} == {"length"}
+    stop = types.SamplingParams(max_tokens=50, temperature=0.0, stop=[SENTENCE[7]])
+    [stopped] = sampler.sample(prompt, 1, stop).result().sequences
+    assert (stopped.tokens, stopped.stop_reason) == (SENTENCE[3:8], "stop")
+
+    scored = training.forward([sentence()], "cross_entropy").result().loss_fn_outputs[0]["logprobs"].tolist()
+    served = sampler.compute_logprobs(types.ModelInput.from_ints(SENTENCE)).result()
+    assert served[0] is None
+    assert served[1:] == pytest.approx(scored, abs=0.02), "the rollout serves another adapter than was trained"
+    base = client.create_sampling_client(base_model=NAME).result()
+    assert sum(base.compute_logprobs(types.ModelInput.from_ints(SENTENCE)).result()[1:]) < -50
+    assert sampler.compute_logprobs(types.ModelInput.from_ints(SENTENCE)).result() == served, "the way back"
+
+    saved = training.save_state("learned").result().path
+    weights = training.save_weights_for_sampler("learned").result().path
+    tensors = load_file(service.checkpoint("ann", weights) / "adapter_model.safetensors")
+    assert all(bool(tensor.any()) for tensor in tensors.values()), "an adapter was not trained"
+    assert {tensor.shape[0] for name, tensor in tensors.items() if ".lora_A." in name} == {4}
+    other = client.create_training_client_from_state_with_optimizer(saved).result()
+    again = other.forward([sentence()], "cross_entropy").result().loss_fn_outputs[0]["logprobs"].tolist()
+    assert again == scored
+    assert re.search(rf"model {re.escape(training.model_id)}: update 60,", service.head_log), "60 steps, 60 updates"
+    with pytest.raises(tinker.NotFoundError, match="was replaced by"):
+        training.optim_step(ADAM).result()
+    by_path = client.create_sampling_client(model_path=weights).result()
+    assert by_path.compute_logprobs(types.ModelInput.from_ints(SENTENCE)).result() == served
+
+
+def test_a_custom_loss_trains_as_the_same_loss_of_the_service(connect):
+    def negative_sum(_: Any, logprobs: list[torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
+        return -torch.stack([each.sum() for each in logprobs]).sum(), {}
+
+    found = []
+    for is_custom in (False, True):
+        training = connect().create_lora_training_client(base_model=NAME, rank=8, seed=3).result()
+        for _ in range(2):
+            if is_custom:
+                result = training.forward_backward_custom([sentence()], negative_sum)
+            else:
+                result = training.forward_backward([sentence()], "cross_entropy")
+            step = training.optim_step(ADAM)
+            found.append((result.result().metrics["loss:sum"], step.result().metrics["grad_norm"]))
+    assert found[2:] == [pytest.approx(each, rel=1e-5) for each in found[:2]]
+
+
+@pytest.mark.parametrize("loss", ["importance_sampling", "ppo", "cispo"])
+def test_a_rewarded_sample_becomes_likelier(loss, connect):
+    training = connect().create_lora_training_client(base_model=NAME, rank=4, seed=2).result()
+    sampler = training.save_weights_and_get_sampling_client().result()
+    prompt = list(b"answer\n")
+    params = types.SamplingParams(max_tokens=8, temperature=1.0, seed=1)
+    sequences = sampler.sample(types.ModelInput.from_ints(prompt), 4, params).result().sequences
+    data, padding = [], len(prompt) - 1
+    for number, each in enumerate(sequences):
+        advantage = 1.0 if number == 0 else -0.2
+        inputs: dict[str, Any] = {
+            "target_tokens": [0] * padding + each.tokens,
+            "logprobs": [0.0] * padding + each.logprobs,
+            "advantages": [0.0] * padding + [advantage] * len(each.tokens),
+        }
+        tokens = types.ModelInput.from_ints(prompt + each.tokens[:-1])
+        data.append(types.Datum(model_input=tokens, loss_fn_inputs=inputs))
+    first = training.forward_backward(data, loss)
+    training.optim_step(types.AdamParams(learning_rate=1e-3)).result()
+    before = first.result().loss_fn_outputs[0]["logprobs"].tolist()[padding:]
+    assert before == pytest.approx(sequences[0].logprobs, abs=0.02), "trainer and rollout disagree"
+    after = training.forward(data, loss).result().loss_fn_outputs[0]["logprobs"].tolist()[padding:]
+    assert sum(after) > sum(before)
+
+
+def test_the_place_of_the_adapter_is_one_clients_at_a_time(service, connect):
+    ann = connect("ann")
+    training = ann.create_lora_training_client(base_model=NAME, rank=4).result()
+    with pytest.raises(tinker.BadRequestError, match="holds one adapter at a time, and has that of client ann"):
+        connect("bob").create_lora_training_client(base_model=NAME, rank=4).result()
+    path = training.save_state("mine").result().path
+    with pytest.raises(tinker.NotFoundError, match="does not exist, or is another client's"):
+        connect("bob").create_training_client_from_state(path).result()
+    ann.close("success").result()
+    assert connect("bob").create_lora_training_client(base_model=NAME, rank=4).result()
+    with pytest.raises(tinker.AuthenticationError, match="the key is not known here"):
+        tinker.ServiceClient(base_url=service.url, api_key="tml-other").get_server_capabilities()
+
+
+def test_what_is_not_supported_is_refused_with_a_sentence(connect):
+    client = connect()
+    training = client.create_lora_training_client(base_model=NAME, rank=4).result()
+    sampler = training.save_weights_and_get_sampling_client().result()
+    prompt, params = types.ModelInput.from_ints([1, 2]), types.SamplingParams(max_tokens=1)
+    rest = client.create_rest_client()
+    datum, attempts = sentence(), list[tuple[Callable[[], Any], str]]()
+    for loss in ("dro", "gspo", "stable_reinforce"):
+        attempts.append((lambda loss=loss: training.forward_backward([datum], loss), f"{loss} is not supported"))
+    attempts += [
+        (lambda: training.optim_step(types.DimuonParams(learning_rate=1.0)), "dimuon is not supported"),
+        (lambda: training.save_weights_external("x"), "save_weights_external is not supported"),
+        (lambda: training.load_state("tinker://x/weights/y"), "does not exist, or is another client's"),
+        (lambda: training.save_state("../x"), "name: must be letters"),
+        (lambda: training.save_weights_and_get_sampling_client(kind="inflight"), "inflight is not supported"),
+        (lambda: sampler.sample(prompt, 1, params, topk_prompt_logprobs=2), "topk_prompt_logprobs is not supported"),
+        (lambda: sampler.sample(prompt, 1, params, topk_sample_logprobs=2), "topk_sample_logprobs is not supported"),
+        (lambda: sampler.sample(prompt, 1, types.SamplingParams(temperature=-1)), "sampling_params.temperature"),
+        (lambda: client.create_lora_training_client(base_model="other"), "other is not served here"),
+        (lambda: client.create_lora_training_client(base_model=NAME, rank=9), "rank: must be from 1 to 8, got 9"),
+        (lambda: client.create_lora_training_client(base_model=NAME, rank=4, train_mlp=False), "train_mlp"),
+        (lambda: rest.list_training_runs(), "training_runs is not supported"),
+        (lambda: rest.list_sessions(), "sessions is not supported"),
+        (lambda: rest.list_user_checkpoints(), "checkpoints is not supported"),
+    ]
+    for attempt, message in attempts:
+        with pytest.raises(Exception, match=re.escape(message)) as caught:
+            attempt().result(timeout=60)
+        assert "Traceback" not in str(caught.value)
+    assert training.forward([datum], "cross_entropy").result(), "the client cannot go on after a refusal"

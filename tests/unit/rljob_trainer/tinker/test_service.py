@@ -1,0 +1,309 @@
+"""Sessions, models, samplers and checkpoints: what a client may do, and what it is told otherwise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tinker import types
+from tinker.proto.request_conv import forward_backward_request_to_proto
+
+from rljob_api.errors import TransientError
+from rljob_trainer.tinker import slot
+from rljob_trainer.tinker.service import Service, UnknownError
+from rljob_trainer.tinker.wire import ModelLimits, RefusedError
+
+NAME = "org/model"
+
+
+def make(folder: Path) -> None:
+    folder.mkdir()
+
+
+class Group:
+    """Records what the ranks are asked for."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.error: Exception | None = None
+
+    async def call(self, function: Any, *arguments: Any) -> list[Any]:
+        if self.error is not None:
+            raise self.error
+        self.calls.append((function.__name__, *arguments))
+        if function is slot.write_adapter:
+            make(arguments[0])
+        return [(0.5, len(self.calls))]
+
+    async def call_with_rows(self, function: Any, rows: Any, facts: Any, *arguments: Any) -> Any:
+        self.calls.append((function.__name__, *arguments))
+        return [np.zeros(len(row.token_ids), np.float32) for row in rows], [1.0, 2.0]
+
+    async def save(self, folder: Path) -> None:
+        make(folder)
+        self.calls.append(("save", folder.name))
+
+    async def saved(self) -> None: ...
+
+
+class Samples:
+    def __init__(self) -> None:
+        self.adapters: list[Path | None] = []
+
+    async def sample(self, adapter: Path | None, asked: Any) -> bytes:
+        self.adapters.append(adapter)
+        return b"samples"
+
+
+class Bench:
+    def __init__(self, root: Path, group: Group | None = None, max_rank: int = 16) -> None:
+        self.now, self.group, self.samples = 0.0, group or Group(), Samples()
+        self.service = Service(
+            self.group,  # type: ignore[arg-type]
+            self.samples,  # type: ignore[arg-type]
+            name=NAME,
+            tokenizer=NAME,
+            limits=ModelLimits(8, 100),
+            max_rank=max_rank,
+            root=root,
+            clock=lambda: self.now,
+        )
+
+    def session(self, client: str = "ann") -> str:
+        request = types.CreateSessionRequest(tags=[], user_metadata=None, sdk_version="0.38")
+        return str(self.service.create_session(client, request)["session_id"])
+
+    async def result(self, answer: dict[str, Any], client: str = "ann") -> Any:
+        found = await self.service.retrieve(client, answer["request_id"], 5.0)
+        assert found is not None
+        return found
+
+    async def create(self, session: str, client: str = "ann", number: int = 0, rank: int = 4, **fields: Any) -> Any:
+        lora = types.LoraConfig(rank=rank, seed=1, **fields)
+        request = types.CreateModelRequest(session_id=session, model_seq_id=number, base_model=NAME, lora_config=lora)
+        return await self.result(self.service.create_model(client, request), client)
+
+    async def model(self, client: str = "ann") -> str:
+        return str((await self.create(self.session(client), client))["model_id"])
+
+    def step(self, model: str, number: int, client: str = "ann") -> dict[str, Any]:
+        request = types.OptimStepRequest(
+            optim_params=types.AdamParams(learning_rate=0.5), model_id=model, seq_id=number
+        )
+        return self.service.optim_step(client, request)
+
+    def save(self, model: str, number: int, name: str | None, **fields: Any) -> dict[str, Any]:
+        request = types.SaveWeightsRequest(model_id=model, path=name, seq_id=number, **fields)
+        return self.service.save_weights("ann", request)
+
+    def save_for_sampler(self, model: str, number: int, **fields: Any) -> dict[str, Any]:
+        request = types.SaveWeightsForSamplerRequest(model_id=model, seq_id=number, **fields)
+        return self.service.save_weights_for_sampler("ann", request)
+
+    def sampler(self, session: str, **fields: Any) -> str:
+        request = types.CreateSamplingSessionRequest(session_id=session, sampling_session_seq_id=9, **fields)
+        return str(self.service.create_sampling_session("ann", request)["sampling_session_id"])
+
+
+@pytest.fixture
+def bench(tmp_path):
+    return Bench(tmp_path)
+
+
+async def test_a_model_is_trained_by_commands_whose_retries_are_applied_once(bench):
+    model = await bench.model()
+    datum = types.Datum(model_input=types.ModelInput.from_ints([1, 2]), loss_fn_inputs={"target_tokens": [2, 3]})
+    given = types.ForwardBackwardInput(data=[datum], loss_fn="cross_entropy")
+    request = types.ForwardBackwardRequest(forward_backward_input=given, model_id=model, seq_id=1)
+    body = forward_backward_request_to_proto(request).SerializeToString()
+    step = bench.step(model, 2)
+    for _ in range(2):
+        assert isinstance(await bench.result(bench.service.forward_backward("ann", body)), bytes)
+    assert await bench.result(step) == await bench.result(bench.step(model, 2))
+    assert [name for name, *_ in bench.group.calls] == ["create", "forward_backward", "update"]
+    assert bench.group.calls[0] == ("create", 4, 1)
+    assert bench.group.calls[1] == ("forward_backward", "cross_entropy", {}, True)
+    assert bench.group.calls[2][1]["learning_rate"] == 0.5
+
+
+async def test_what_is_wrong_with_a_command_is_its_result_and_the_next_one_runs(bench):
+    model = await bench.model()
+    request = types.OptimStepRequest(optim_params=types.DimuonParams(learning_rate=1.0), model_id=model, seq_id=1)
+    refused = await bench.result(bench.service.optim_step("ann", request))
+    assert refused == {"error": "optim_params: dimuon is not supported; pass AdamParams", "category": "user"}
+    assert "metrics" in await bench.result(bench.step(model, 2))
+
+
+async def test_an_error_of_the_ranks_is_the_servers(bench):
+    model = await bench.model()
+    bench.group.error = TransientError("a rank died")
+    assert await bench.result(bench.step(model, 1)) == {
+        "error": "a rank died; see the service's log",
+        "category": "server",
+    }
+
+
+async def test_another_clients_model_is_refused_while_its_session_lives(bench):
+    await bench.model("ann")
+    session = bench.session("bob")
+    with pytest.raises(RefusedError, match="holds one adapter at a time, and has that of client ann"):
+        await bench.create(session, "bob")
+    bench.now = 200.0
+    assert await bench.create(bench.session("bob"), "bob", number=1)
+
+
+async def test_a_finished_session_leaves_the_place_to_others(bench):
+    session = bench.session("ann")
+    await bench.create(session)
+    bench.service.finish_session("ann", session)
+    assert await bench.model("bob")
+
+
+async def test_a_clients_new_model_replaces_its_idle_one(bench):
+    session = bench.session()
+    first = (await bench.create(session))["model_id"]
+    second = (await bench.create(session, number=1))["model_id"]
+    assert first != second
+    with pytest.raises(UnknownError, match=f"{first} was replaced by {second}"):
+        bench.step(first, 1)
+    assert (await bench.create(session, number=1))["model_id"] == second, "a retry created another model"
+    assert len(bench.group.calls) == 2
+
+
+async def test_a_model_with_commands_is_not_replaced(bench):
+    session = bench.session()
+    model = (await bench.create(session))["model_id"]
+    bench.step(model, 2)  # waits for the first
+    with pytest.raises(RefusedError, match="has commands that run"):
+        await bench.create(session, number=1)
+    bench.now = 200.0
+    assert await bench.model("bob"), "the command of a client that is gone waits for ever"
+    assert "update" not in [name for name, *_ in bench.group.calls]
+
+
+async def test_a_client_reaches_nothing_of_another(bench):
+    model = await bench.model("ann")
+    answer = bench.step(model, 1)
+    saved = await bench.result(bench.save(model, 2, "mine"))
+    bob = bench.session("bob")
+    for attempt in (
+        lambda: bench.step(model, 3, "bob"),
+        lambda: bench.service.heartbeat("bob", types.SessionHeartbeatRequest(session_id=model.partition(":")[0])),
+        lambda: bench.service.describe_weights("bob", saved["path"]),
+        lambda: bench.service.load_weights(
+            "bob", types.LoadWeightsRequest(session_id=bob, model_seq_id=0, path=saved["path"], optimizer=False)
+        ),
+    ):
+        with pytest.raises(UnknownError):
+            attempt()
+    with pytest.raises(UnknownError):
+        await bench.service.retrieve("bob", answer["request_id"], 0.0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"rank": 17}, "rank: must be from 1 to 16, got 17; `rljob serve --max-rank` sets the limit"),
+        ({"rank": 0}, "rank: must be from 1 to 16"),
+        ({"train_mlp": False}, "train_mlp and train_attn must be true"),
+    ],
+)
+async def test_an_adapter_that_cannot_be_is_refused(bench, fields, message):
+    with pytest.raises(RefusedError, match=message):
+        await bench.create(bench.session(), **fields)
+
+
+async def test_another_base_model_is_refused(bench):
+    session = bench.session()
+    with pytest.raises(RefusedError, match=f"base_model: other is not served here; this service has {NAME}"):
+        bench.sampler(session, base_model="other")
+
+
+async def test_state_is_saved_by_name_and_loaded_into_a_new_model(bench, tmp_path):
+    model = await bench.model()
+    saved = await bench.result(bench.save(model, 1, "one"))
+    assert saved["path"] == f"tinker://{model}/weights/one"
+    again = await bench.result(bench.save(model, 2, "one"))
+    assert "name: one exists" in again["error"]
+    assert "path" in await bench.result(bench.save(model, 3, "one", overwrite=True))
+    request = types.LoadWeightsRequest(session_id=bench.session(), model_seq_id=0, path=saved["path"], optimizer=True)
+    loaded = await bench.result(bench.service.load_weights("ann", request))
+    name, folder, rank, with_optimizer = bench.group.calls[-1]
+    assert (name, rank, with_optimizer) == ("load", 4, True)
+    assert (folder / "tinker.json").is_file()
+    info = bench.service.get_info("ann", types.GetInfoRequest(model_id=loaded["model_id"]))
+    assert (info["lora_rank"], info["model_data"]["tokenizer_id"]) == (4, NAME)
+    other = Bench(tmp_path, max_rank=32)
+    request = types.LoadWeightsRequest(session_id=other.session(), model_seq_id=0, path=saved["path"], optimizer=True)
+    with pytest.raises(RefusedError, match="was saved by a service with --max-rank 16"):
+        other.service.load_weights("ann", request)
+
+
+@pytest.mark.parametrize("name", ["../other", "", "a/b", None, "x" * 200])
+async def test_a_name_is_no_path(bench, name):
+    model = await bench.model()
+    answer = await bench.result(bench.save(model, 1, name))
+    assert answer["category"] == "user"
+    assert "name: must be letters" in answer["error"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "",
+        "tinker://m/weights",
+        "tinker://../weights/x",
+        "tinker://m/weights/../x",
+        "s3://m/weights/x",
+        "tinker://m/w/x",
+    ],
+)
+async def test_a_path_that_names_no_checkpoint_is_refused(bench, path):
+    with pytest.raises(RefusedError, match="path: "):
+        bench.service.describe_weights("ann", path)
+
+
+async def test_a_sampler_keeps_the_weights_that_it_was_created_for(bench):
+    model = await bench.model()
+    one = await bench.result(bench.save_for_sampler(model, 1, sampling_session_seq_id=0))
+    named = await bench.result(bench.save_for_sampler(model, 2, path="best"))
+    base = bench.sampler(model.partition(":")[0], base_model=NAME)
+    assert bench.service.get_sampler("ann", one["sampling_session_id"])["base_model"] == NAME
+    other = bench.session()
+    by_path = bench.sampler(other, model_path=named["path"])
+    for sampler in (one["sampling_session_id"], by_path, base):
+        prompt, params = types.ModelInput.from_ints([1]), types.SamplingParams(max_tokens=1)
+        request = types.SampleRequest(
+            prompt=prompt, sampling_params=params, sampling_session_id=sampler, seq_id=0, num_samples=2
+        )
+        for _ in range(2):
+            answer = bench.service.sample("ann", request)
+            assert len(set(answer["sample_sequence_ids"])) == 2
+            assert await bench.result(answer) == b"samples"
+    first, second, third = bench.samples.adapters
+    assert (first.name, second.name, third) == ("unnamed-1", "best", None)
+
+
+async def test_unnamed_weights_are_kept_for_the_last_samplers_alone(bench, monkeypatch):
+    monkeypatch.setattr("rljob_trainer.tinker.service._NUM_UNNAMED", 2)
+    model = await bench.model()
+    for number in range(1, 5):
+        await bench.result(bench.save_for_sampler(model, number, sampling_session_seq_id=number))
+    folder = next(bench.service._root.glob("ann/*/sampler_weights"))
+    assert sorted(each.name for each in folder.iterdir()) == ["unnamed-3", "unnamed-4"]
+
+
+async def test_sessions_that_ended_are_forgotten(bench):
+    old = bench.session()
+    bench.now = 200.0
+    bench.session()
+    with pytest.raises(UnknownError, match="is not known: the service was started again, or it has ended"):
+        bench.service.heartbeat("ann", types.SessionHeartbeatRequest(session_id=old))
+
+
+async def test_a_result_that_is_not_known_says_so(bench):
+    session = bench.session()
+    with pytest.raises(UnknownError, match="is not known, or its result was taken long ago"):
+        await bench.service.retrieve("ann", f"{session}:train:0:1", 0.0)

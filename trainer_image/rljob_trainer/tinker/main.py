@@ -1,0 +1,175 @@
+"""The program of a training service: the head's Ray, ranks and rollouts, and in place of the driver Tinker's server.
+
+    settings, environment --> Ray, ranks, rollouts --> the model without an adapter is published --> clients
+
+When a part fails that the service cannot go on without, its clients are told for some seconds, and it ends with the
+reason. Invariant: Ray's environment is set before the first import of Ray.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import secrets
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from rljob_api.errors import RLJobError, TransientError, UserError
+from rljob_api.wire.contract import ExitCode
+from rljob_api.wire.logs import configure_logging
+from rljob_api.wire.termination import end_program
+from rljob_inputs.hub import repository_name
+from rljob_inputs.memory.object_store import head_store_bytes
+from rljob_inputs.models.architectures import text_config
+from rljob_inputs.models.config import publishes_adapter
+from rljob_inputs.models.own_settings import ModelSettings, load_model_settings
+from rljob_trainer.concurrency import run_with_watcher
+from rljob_trainer.failures.configuration import explain_end
+from rljob_trainer.head.environment import Environment, read_environment
+from rljob_trainer.head.main import force_exit_after
+from rljob_trainer.ranks.ray_node import ray_environment
+
+log = logging.getLogger(__name__)
+
+_TELL_SECONDS = 15.0
+"""For which clients are told why the service ends: longer than the SDK's pauses between tries at first."""
+_END_SECONDS = 10.0
+_POLL_SECONDS = 0.5
+FOLDER = "tinker"
+"""Folder of the clients' checkpoints, in the run's."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the command passes, as JSON."""
+
+    name: str
+    """By which clients know the model."""
+    host: str
+    port: int
+    keys: Mapping[str, str]
+    """Keys of the clients, by their names."""
+
+
+async def serve(environment: Environment, settings: Settings, on_ray: Callable[[], None]) -> None:
+    """Serve until it is cancelled. `on_ray`: called once Ray is connected, since Ray replaces signal handlers."""
+    from rljob_trainer.head.wiring import Head
+    from rljob_trainer.ranks.group import TrainerGroup
+    from rljob_trainer.replicas.http import open_session
+    from rljob_trainer.replicas.rollout_client import RolloutClient
+    from rljob_trainer.tinker.sampling import Sampler
+    from rljob_trainer.tinker.server import TinkerServer
+    from rljob_trainer.tinker.service import Service
+
+    environment.run_dir.mkdir(parents=True, exist_ok=True)
+    async with AsyncExitStack() as stack:
+        head = Head(environment, stack)
+        await head.answer()
+        files = await head.open_run()
+        model_settings = await head.hub.read(partial(load_model_settings, environment.job, head.environment.model))
+        job, limits = model_settings.job, _read_limits(model_settings)
+        watch_ray = await head.start_ray(head_store_bytes(job, limits.context))
+        on_ray()
+        session = await stack.enter_async_context(open_session())
+        rollouts = RolloutClient(
+            job.spec.rollout,
+            session,
+            reports=head.pulls,
+            special_ids=model_settings.own.special_tokens,
+            outages=head.outages,
+            spans_updates=False,
+        )
+        await rollouts.start()
+        stack.push_async_callback(rollouts.close)
+        generation = secrets.token_hex(4)
+        group = await TrainerGroup.start(
+            job,
+            model=head.environment.model,
+            run=files.folder,
+            generation=generation,
+            checkpoint=None,
+            report=head.board.waits_for,
+            pace=head.pace,
+            is_paused=head.outages.is_open,
+        )
+        stack.push_async_callback(group.close)
+        sampler = Sampler(group, generation, rollouts, head.board)
+        service = Service(
+            group,
+            sampler,
+            name=settings.name,
+            tokenizer=repository_name(head.environment.model),
+            limits=limits,
+            max_rank=job.spec.trainer.lora.rank if job.spec.trainer.lora else 0,
+            root=environment.run_dir / FOLDER,
+        )
+        server = TinkerServer(service, settings.keys)
+
+        async def answer() -> None:
+            head.board.waits_for("waits for the rollouts")
+            async with sampler.holding(None):
+                pass
+            url = await server.start(settings.host, settings.port)
+            head.board.set_phase("Serving")
+            log.info("serves %s at %s", settings.name, url)
+            while True:
+                if group.has_ended:  # by a call that failed, whose client has the reason
+                    raise TransientError("a rank of the trainer died")
+                await asyncio.sleep(_POLL_SECONDS)
+
+        async def watch() -> None:
+            await run_with_watcher(group.watch(), watch_ray())
+
+        stack.push_async_callback(server.close)
+        try:
+            await run_with_watcher(answer(), watch())
+        except RLJobError as error:
+            service.failure = f"the service has ended: {error}; start it again, and load what save_state kept"
+            await asyncio.sleep(_TELL_SECONDS)
+            raise
+
+
+def _read_limits(settings: ModelSettings):  # type: ignore[no-untyped-def]
+    from rljob_trainer.tinker.wire import ModelLimits
+
+    config = text_config(settings.own.config)
+    if not publishes_adapter(settings.job.spec, settings.own.config):
+        raise UserError(f"spec.model: vLLM cannot load adapters of {config.get('model_type')} models")
+    return ModelLimits(settings.context_length or config["max_position_embeddings"], config["vocab_size"])
+
+
+async def _run(environment: Environment, settings: Settings) -> None:
+    task = asyncio.current_task()
+    assert task is not None
+
+    def install_handlers() -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop)
+
+    def stop() -> None:
+        force_exit_after(_END_SECONDS, lambda: ExitCode.INFRASTRUCTURE)
+        task.cancel()
+
+    install_handlers()
+    try:
+        await serve(environment, settings, install_handlers)
+    except asyncio.CancelledError:
+        raise TransientError("stopped by a signal") from None
+
+
+def main() -> int:
+    configure_logging()
+    os.environ.update(ray_environment())
+    try:
+        settings = Settings(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
+        asyncio.run(_run(read_environment(dict(os.environ)), settings))
+    except Exception as error:
+        if not isinstance(error, RLJobError):
+            log.exception("unexpected error")
+        return end_program(*explain_end(error))
+    return ExitCode.SUCCEEDED

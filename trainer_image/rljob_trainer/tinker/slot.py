@@ -1,0 +1,152 @@
+"""What the ranks do for a client: its adapter, gradient and optimizer state. Each function is a collective, which
+TrainerGroup calls with every rank.
+
+An adapter of fewer ranks than the service was started with is one whose other rows and columns are zero. Invariant:
+every function leaves all ranks with the same adapter.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rljob_api.wire.weights import WeightManifest
+from rljob_trainer.policy import checkpoints, optimizer
+from rljob_trainer.policy.arrays import to_device
+from rljob_trainer.policy.layout import MicroBatch, RankRows, build_micro_batches
+from rljob_trainer.policy.lora import Adapters
+from rljob_trainer.policy.policy import Policy, Published
+from rljob_trainer.ranks.actor import FileTransport, RankProcess
+from rljob_trainer.ranks.results import RowFacts, split_facts
+from rljob_trainer.tinker.losses import compute_loss
+
+ALPHA = 32
+"""Tinker's: the scale of an adapter is ALPHA / rank."""
+Facts = Mapping[str, NDArray[Any]]
+"""`targets` of a row, and the inputs of its loss. All [targets]."""
+
+
+def create(rank: RankProcess, lora_rank: int, seed: int) -> None:
+    """Begin an adapter whose update is zero."""
+    policy = rank.policy
+    policy.reshard()
+    _adapters(policy).reset(lora_rank, ALPHA, seed)
+    _forget(policy)
+
+
+def load(rank: RankProcess, folder: Path, lora_rank: int, with_optimizer: bool) -> None:
+    """Continue with the adapter of a checkpoint, and with its optimizer state, or none."""
+    policy = rank.policy
+    _forget(policy)
+    (checkpoints.load_checkpoint if with_optimizer else checkpoints.load_weights)(policy, folder)
+    _adapters(policy).set_rank(lora_rank, ALPHA)
+
+
+def forward_backward(
+    rank: RankProcess,
+    rows: tuple[RankRows, Mapping[int, Facts]],
+    loss: str,
+    settings: Mapping[str, float],
+    backward: bool,
+) -> tuple[RowFacts, float]:
+    """Return the log-probs of the targets, and this rank's part of the loss. `backward`: add its gradient to what the
+    next update uses."""
+    part, facts = rows
+    policy, device = rank.policy, rank.device
+    batches = [_set_targets(batch, facts) for batch in build_micro_batches(part)]
+    total = 0.0
+
+    def compute(batch: MicroBatch, logprobs: Tensor) -> Tensor:
+        nonlocal total
+        names = next(iter(facts.values()), {"weights": np.zeros(0)}).keys() - {"targets"}
+        inputs = {name: to_device(_join(batch, facts, name, np.float32), device) for name in names}
+        if not facts or batch.row_indices[0] < 0:  # an idle micro-batch takes part in the collectives alone
+            return logprobs.sum() * 0
+        value = compute_loss(loss, settings, logprobs, inputs)
+        total += value.item()
+        return value
+
+    if backward:
+        found = policy.backward(batches, compute)
+    else:
+        found = policy.score(batches)
+        for batch, each in zip(batches, found, strict=True):
+            compute(batch, torch.from_numpy(each.logprobs).to(device))
+    return split_facts(batches, found), total
+
+
+def _set_targets(batch: MicroBatch, facts: Mapping[int, Facts]) -> MicroBatch:
+    """Return the micro-batch with the targets of the data, which need not be the tokens that follow."""
+    return batch if batch.row_indices[0] < 0 else replace(batch, targets=_join(batch, facts, "targets", np.int32))
+
+
+def _join(batch: MicroBatch, facts: Mapping[int, Facts], name: str, dtype: type) -> NDArray[Any]:  # [targets]
+    if batch.row_indices[0] < 0:
+        return np.zeros(1, dtype)
+    return np.concatenate([facts[index][name] for index in batch.row_indices.tolist()], dtype=dtype)
+
+
+def update(rank: RankProcess, adam: Mapping[str, float]) -> tuple[float, int]:
+    """Run one step of AdamW with the gradient so far. Return the gradient's norm, and the number of updates. With a
+    norm that is not finite, nothing changes but the number."""
+    policy = rank.policy
+    for group in policy.optimizer.param_groups:
+        group["betas"], group["eps"] = (adam["beta1"], adam["beta2"]), adam["eps"]
+        group["weight_decay"] = adam["weight_decay"]
+    settings = policy.algorithm.optimizer.model_copy(update={"max_grad_norm": adam["grad_clip_norm"] or None})
+    norm = optimizer.update(policy.model, policy.optimizer, settings, 1.0, adam["learning_rate"], policy.dtype)
+    policy.num_updates += 1
+    return norm, policy.num_updates
+
+
+def write_adapter(rank: RankProcess, folder: Path, lora_rank: int) -> None:
+    """Write what peft and `vllm serve --enable-lora` load, without the rows and columns beyond `lora_rank`."""
+    rank.policy.reshard()
+    adapters = _adapters(rank.policy)
+    gathered = adapters.gather()
+    if dist.get_rank() == 0:
+        cut = {name: t[:lora_rank] if ".lora_A." in name else t[:, :lora_rank] for name, t in gathered.items()}
+        adapters.save(cut, folder)
+    dist.barrier()
+
+
+def publish(rank: RankProcess, folder: Path | None, generation: str, version: int) -> WeightManifest | None:
+    """Make the adapter that was written to `folder` what rollouts load; None: one whose update is zero."""
+    transport = rank._transport
+    assert isinstance(transport, FileTransport), "a service has rollouts of their own"
+    tensors = _read_adapter(rank.policy, folder) if dist.get_rank() == 0 else {}
+    return transport.publish(generation, version, Published.of(tensors))
+
+
+def _read_adapter(policy: Policy, folder: Path | None) -> dict[str, Tensor]:
+    """Return the adapter as engines hold it: of the service's rank, and of scale 1."""
+    from safetensors.torch import load_file
+
+    found = {} if folder is None else load_file(folder / "adapter_model.safetensors")
+    tensors = {}
+    for name, shape in _adapters(policy).shapes.items():
+        tensors[name] = torch.zeros(shape, dtype=policy.dtype)
+        if (value := found.get(name)) is not None:
+            scale = 1.0 if ".lora_A." in name else ALPHA / value.shape[1]
+            tensors[name][: value.shape[0], : value.shape[1]] = value * scale
+    return tensors
+
+
+def _forget(policy: Policy) -> None:
+    """Drop the gradient and the optimizer's state."""
+    policy.optimizer.zero_grad()
+    for state in policy.optimizer.state.values():
+        for value in state.values():
+            value.zero_()
+    policy.num_updates = 0
+
+
+def _adapters(policy: Policy) -> Adapters:
+    assert policy.adapters is not None, "a service trains adapters"
+    return policy.adapters

@@ -1,0 +1,101 @@
+"""The commands of a model in their order, and the results that clients wait for. No I/O, no clock.
+
+Number 0 creates the model. A client numbers its commands from 1, and may send them in another order, or twice.
+Invariant: each number runs once, after all lower ones, whether these fail or not; a command that comes again has the
+result of the first.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from rljob_trainer.tinker.wire import RefusedError
+
+Result = bytes | dict[str, Any]
+"""A message, or a JSON object."""
+Work = Callable[[], Coroutine[Any, Any, Result]]
+_NUM_KEPT = 256
+"""Results that are kept after a client has got them: the answer may be lost on its way."""
+
+
+@dataclass(eq=False)
+class Stream:
+    """The commands of one model."""
+
+    ended: str = ""
+    """Why the model runs no more commands."""
+    _next: int = 0
+    _waiting: dict[int, asyncio.Event] = field(default_factory=dict)
+    """The turns of the commands that wait or run, by number."""
+
+    def run(self, number: int, work: Callable[[], Awaitable[Result]]) -> Coroutine[Any, Any, Result]:
+        """Take the command, and return what runs it once it is its turn."""
+        if number < self._next or number in self._waiting:
+            raise RefusedError(f"seq_id: {number} was used before; the next is {self._next}")
+        self._waiting[number] = asyncio.Event()
+        self._start()
+        return self._run(number, work)
+
+    async def _run(self, number: int, work: Callable[[], Awaitable[Result]]) -> Result:
+        try:
+            await self._waiting[number].wait()
+            if self.ended:
+                raise RefusedError(self.ended)
+            return await work()
+        finally:
+            del self._waiting[number]
+            self._next = max(self._next, number + 1)
+            self._start()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether commands wait or run."""
+        return bool(self._waiting)
+
+    def end(self, reason: str) -> None:
+        """Refuse the commands that wait. One that runs does so to its end."""
+        self.ended = reason
+        for turn in self._waiting.values():
+            turn.set()
+
+    def _start(self) -> None:
+        if (turn := self._waiting.get(self._next)) is not None:
+            turn.set()
+
+
+class Futures:
+    """Results by the ids of their requests."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[str, asyncio.Task[Result]] = {}
+        self._delivered: deque[str] = deque()
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._tasks
+
+    def begin(self, request_id: str, work: Work) -> None:
+        """Do the work, unless it was begun before under this id."""
+        if request_id not in self._tasks:
+            self._tasks[request_id] = asyncio.create_task(work())
+
+    async def wait(self, request_id: str, seconds: float) -> Result | None:
+        """Return the result; None after `seconds`. Raise its error."""
+        task = self._tasks[request_id]
+        await asyncio.wait((task,), timeout=seconds)
+        if not task.done():
+            return None
+        self._keep(request_id)
+        return task.result()
+
+    def _keep(self, request_id: str) -> None:
+        if request_id not in self._delivered:
+            self._delivered.append(request_id)
+        if len(self._delivered) > _NUM_KEPT:
+            self._tasks.pop(self._delivered.popleft(), None)
+
+    def forget(self, session: str) -> None:
+        """Drop what is done of a session, whose requests have ids that begin with its own."""
+        for request_id in [key for key, task in self._tasks.items() if key.startswith(f"{session}:") and task.done()]:
+            del self._tasks[request_id]

@@ -102,8 +102,8 @@ def find_intended_field(root: type[Spec], location: Location) -> Location | None
 
 
 def _find_elsewhere(root: type[Spec], location: Location) -> Location | None:
-    """Return the nearest field of the name: that which has most of its path in common, and the shortest path of those;
-    None if several have."""
+    """Return the nearest field of the name: that which has most of its path in common, and among equals the shortest
+    path; None if several have."""
     name = _camel(location[-1])
     found = [path for path in all_paths(root) if path[-1] == name and path[0] == "spec"]
     distances = [(-sum(map(eq, path, location)), len(path)) for path in found]

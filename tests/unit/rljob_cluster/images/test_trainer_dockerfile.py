@@ -38,7 +38,7 @@ def test_operator_leaves_the_gpus_of_a_container_to_the_device_plugin():
 def test_image_has_the_clients_of_all_trackers():
     package = tomllib.loads((ROOT / "trainer_image" / "pyproject.toml").read_text())["project"]
     found = set(re.findall(r"--extra (\w+)", TEXT))
-    assert found == package["optional-dependencies"].keys() - {"cpu", "gpu"}
+    assert found == package["optional-dependencies"].keys() - {"cpu", "gpu", "tinker"}
 
 
 def test_pods_can_write_where_the_image_says_as_any_user():

@@ -34,7 +34,8 @@ def check_service(service: Service) -> Iterator[Finding]:
     elif settings.judge is not None:
         yield from _check_judge(settings.judge, f"{service.path}.judge")
     yield from _check_key(settings, f"{service.path}.{settings.kind}")
-    where_missing: Target | None = "local" if settings.image else None  # an image may have other plugins
+    # An image may have other plugins and programs. A template may name one, or mount them.
+    where_missing: Target | None = "local" if settings.image or settings.template else None
     if service.framework and service.framework not in (adapters := find_plugins(ENVIRONMENTS)):
         problem = describe_unknown(service.framework, adapters)
         yield Finding("spec.agent.environment.framework", problem, only=where_missing)
@@ -45,7 +46,8 @@ def check_service(service: Service) -> Iterator[Finding]:
                 problem = describe_signature(function.signature, known)
                 yield Finding(f"{service.path}.function.signature", problem, only=where_missing)
         if function.module == COMMAND_MODULE:
-            yield from _check_command(**function.factory_args or {}, path=service.path, in_image=bool(settings.image))
+            command = _check_command(**function.factory_args or {}, path=service.path, where_missing=where_missing)
+            yield from command if settings.image is None else ()
         yield from _check_function(function, f"{service.path}.function")
 
 
@@ -110,10 +112,12 @@ def _find_syntax_error(source: str) -> tuple[int, str] | None:
     return None
 
 
-def _check_command(command: Sequence[str], working_dir: str | None, path: str, *, in_image: bool) -> Iterator[Finding]:
-    """Check that this machine has the program, its folder, and the script of an interpreter. An image may have them
-    where this machine does not."""
-    if in_image or not command:  # without a command, another check has reported it
+def _check_command(
+    command: Sequence[str], working_dir: str | None, path: str, where_missing: Target | None
+) -> Iterator[Finding]:
+    """Check that this machine has the program, its folder, and the script of an interpreter. `where_missing`: where a
+    program that is neither here nor in RLJob's image is missing."""
+    if not command:  # another check has reported it
         return
     program, *arguments = command
     if working_dir is not None and not Path(working_dir).is_dir():
@@ -130,7 +134,7 @@ def _check_command(command: Sequence[str], working_dir: str | None, path: str, *
         is_found = shutil.which(program, path=path_of_run) is not None
     if not is_found:
         remedy = "install it, correct the name, or set runner.image to run it on a cluster"
-        only: Target | None = "local" if program in _PROGRAMS_OF_IMAGE else None
+        only = "local" if program in _PROGRAMS_OF_IMAGE else where_missing
         yield Finding(f"{path}.command[0]", f"{program} is not a program of this machine; {remedy}", only=only)
         return
     for index, argument in enumerate(arguments, start=1):

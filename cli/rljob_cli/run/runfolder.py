@@ -153,10 +153,12 @@ class MetricsReader:
 
     def _take_lines(self, file: BinaryIO) -> Iterator[bytes]:
         """Yield the complete lines, one after the other: a long run's take as much memory as its records."""
+        end, last = self._end, self._last
         for line in file:
             if line.endswith(b"\n"):  # else it is written at this moment
-                self._end, self._last = self._end + len(line), line
+                end, last = end + len(line), line
                 yield line
+        self._end, self._last = end, last  # what a failure leaves is read again
 
 
 def dump(job: RLJob) -> dict[str, Any]:

@@ -316,7 +316,8 @@ def _plan_active(context: _Context) -> JobPlan:
     desired = _choose_children(context, gang.is_backing_off)
     frozen = find_frozen_children(job, observed.state, desired.values(), observed.head_job is not None)
     blocked = sorted(observed.blocked & desired.keys())
-    delete = context.deletable(observed.children.keys() - desired.keys() - frozen)
+    kept = {key for key in frozen if key.kind not in POD_KINDS}
+    delete = context.deletable(observed.children.keys() - desired.keys() - kept)
     outdated = [
         key
         for key, child in desired.items()

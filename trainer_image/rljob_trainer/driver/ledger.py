@@ -178,8 +178,7 @@ class Ledger:
                 log.warning("step %d: scored by %d versions of reward %s", record.step, num_versions, name)
         self.trajectories.record("train", record.step, outcome.groups)
         await self._append([record])
-        num_failed = sum(record.agent.failures.values()) if record.agent else 0
-        num_results = (record.num_samples - num_failed) * len(self._algorithm.settings.rewards)
+        num_results = sum(len(episode.results) for group in outcome.groups for episode in group.episodes)
         self._count(record, outcome.groups, num_results)
         history.step, history.trained_seconds = record.step, self.clock.time.trained
         history.lane = lane.model_dump(mode="json")

@@ -239,7 +239,7 @@ class Driver:
         ledger.record_choices(trainer.choices)
         self._trainer_spec = self._spec
         self._hung = []
-        self._steps.begin()
+        self._steps.begin(is_warm=ledger.history.step < self._spec.schedule.num_warm_steps)
         try:
             self._loop = self._build_loop(trainer, ledger, generation)
             await self._run_loop(self._loop)
@@ -413,7 +413,7 @@ class Driver:
 
     def _judge(self, ledger: Ledger, outcome: StepOutcome) -> None:
         """A step counts. Report whether the last ones taught anything. Raise UserError if they had no valid sample."""
-        self._steps.finish()
+        self._steps.finish(is_warm=ledger.history.step < self._spec.schedule.num_warm_steps)
         ledger.history.answered = self._parts.outages.answered()
         if failure := describe_skipped(ledger.history.skipped_updates):
             raise UserError(failure)

@@ -5,13 +5,13 @@ Invariant: time in which the job waits for something outside of it does not coun
 
 from rljob_trainer.liveness.judge import Beat, Judge, Pace
 
-_STEP = "step"
+_STEP, _WARM_STEP = "step", "step of the warm start"
 _IDLE = "nothing"
 
 
 class StepClock:
     def __init__(self, pace: Pace, now: float) -> None:
-        self._judge, self._num_steps = Judge(pace, now), 0
+        self._judge, self._num_steps, self._kind = Judge(pace, now), 0, _STEP
 
     def tick(self, now: float, *, is_paused: bool = False, is_idle: bool = False) -> None:
         """`now`: of a monotonic clock. `is_paused`: the time since the last tick does not count. `is_idle`: nothing
@@ -19,14 +19,16 @@ class StepClock:
         self._judge.tick(now, is_paused=is_paused)
         self._judge.hear(_IDLE, Beat(0, _IDLE if is_idle else ""))
 
-    def begin(self) -> None:
-        """The driver trains, with its first trainer group or a later one."""
-        self._judge.hear(_STEP, Beat(self._num_steps, _STEP))
+    def begin(self, *, is_warm: bool = False) -> None:
+        """The driver trains, with its first trainer group or a later one. `is_warm`: the step is of the warm start, and
+        says nothing about those that sample."""
+        self._kind = _WARM_STEP if is_warm else _STEP
+        self._judge.hear(_STEP, Beat(self._num_steps, self._kind))
 
-    def finish(self) -> None:
-        """A step counts."""
+    def finish(self, *, is_warm: bool = False) -> None:
+        """A step counts. `is_warm`: the next one is of the warm start."""
         self._num_steps += 1
-        self.begin()
+        self.begin(is_warm=is_warm)
 
     @property
     def seconds(self) -> float | None:
@@ -35,7 +37,7 @@ class StepClock:
 
     @property
     def limit_seconds(self) -> float:
-        return self._judge.pace.limit(_STEP)
+        return self._judge.pace.limit(self._kind)
 
     @property
     def is_stuck(self) -> bool:

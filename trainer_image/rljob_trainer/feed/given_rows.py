@@ -8,6 +8,7 @@ Invariant: what an update trains follows from the data, the seed and its number 
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -39,11 +40,11 @@ class GivenRows:
 
     def take(self, first: int, count: int) -> tuple[list[int], list[TrainRow]]:
         """Return the numbers and the rows of `count` conversations, from the one at `first` since the run began."""
-        found = []
-        for position in range(first, first + count):
-            epoch, place = divmod(position, size := len(self.conversations))
-            order = epoch_order(size, epoch, seed=self.seed, shuffle=self.shuffle and epoch > 0, source=_SOURCE)
-            found.append(self.conversations[order[place]])
+        size = len(self.conversations)
+        draw = partial(epoch_order, size, seed=self.seed, source=_SOURCE)
+        order = cache(lambda epoch: draw(epoch, shuffle=self.shuffle and epoch > 0))  # once for each epoch
+        places = (divmod(position, size) for position in range(first, first + count))
+        found = [self.conversations[order(epoch)[place]] for epoch, place in places]
         return [number for number, _ in found], [row for _, rows in found for row in rows]
 
 

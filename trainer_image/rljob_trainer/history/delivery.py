@@ -95,7 +95,10 @@ class Delivery:
             self._thread.join(max(0.0, ends_at - time.monotonic()))
         with self._changed:
             remaining = [] if self._sending is None else [self._sending]
-            for key in [*remaining, *(key for *_, key in self._queue)]:
+            remaining += [key for *_, key in self._queue]
+            if self._thread.is_alive() and not remaining:  # the client that closes may still send what it took
+                remaining, self._taken = self._taken, []
+            for key in remaining:
                 self._lose(key, "the run ended")
             self._queue.clear()
             self._sending = None

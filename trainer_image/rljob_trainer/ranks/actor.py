@@ -254,6 +254,9 @@ class RankProcess:
             folder = self._reach(checkpoint.folder)
             checkpoints.verify_checkpoint(checkpoint, folder, rank, num_ranks)
             checkpoints.load_checkpoint(self.policy, folder)
+            # schedule.miniBatches may have changed, and with it the number of updates to which the step corresponds.
+            step = int(checkpoint.folder.name.removeprefix("step-"))
+            self.policy.num_updates = step * job.spec.schedule.mini_batches
         self._saver = CheckpointSaver(self.policy, asynchronous=job.spec.saves_asynchronously)
         self._transport, why_file = build_transport(self.policy, self.address)
         choices = TrainerChoices(

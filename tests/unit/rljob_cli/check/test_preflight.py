@@ -255,10 +255,21 @@ def test_command_of_a_runner_must_exist_on_this_machine(folder, runner, message)
     assert [text[: len(start)] for text, start in zip(found, expected, strict=True)] == expected
 
 
-@pytest.mark.parametrize(("program", "is_known"), [("pyhton3", False), ("/nowhere/agent", False), ("uv", True)])
-def test_command_that_neither_machine_nor_image_has_is_valid_nowhere(folder, monkeypatch, program, is_known):
+TEMPLATE = {"spec": {"containers": [{"name": "agent", "image": "registry.example/agent:1"}]}}
+
+
+@pytest.mark.parametrize(
+    ("runner", "is_known"),
+    [
+        ({"command": ["pyhton3"]}, False),
+        ({"command": ["/nowhere/agent"]}, False),
+        ({"command": ["uv"]}, True),
+        ({"command": ["/nowhere/agent"], "template": TEMPLATE}, True),
+    ],
+)
+def test_command_that_neither_machine_nor_image_has_is_valid_nowhere(folder, monkeypatch, runner, is_known):
     monkeypatch.setattr("rljob_cli.check.rewards.shutil.which", lambda *args, **options: None)
-    runner_messages(folder, {"command": [program]})
+    assert any("command[0]" in message for message in runner_messages(folder, runner)), "missing on this machine"
     assert any("command[0]" in message for message in messages(folder, target="cluster")) is not is_known
 
 

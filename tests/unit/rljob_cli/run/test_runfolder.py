@@ -136,3 +136,20 @@ def test_reader_parses_each_line_once(tmp_path, monkeypatch):
         append_records(path, [step_record(number)])
         assert [step.step for step in reader.read().steps] == list(range(1, number + 1))
     assert len(parsed) == 5
+
+
+def test_reader_reads_again_what_a_failure_has_left(tmp_path, monkeypatch):
+    path, original = tmp_path / "metrics.jsonl", runfolder.parse_metrics
+    append_records(path, [step_record(number) for number in (1, 2)])
+    reader = runfolder.MetricsReader(path)
+
+    def fail(lines):
+        for _ in zip(range(2), lines, strict=False):
+            pass
+        raise OSError("Stale file handle")
+
+    monkeypatch.setattr(runfolder, "parse_metrics", fail)
+    with pytest.raises(OSError, match="Stale"):
+        reader.read()
+    monkeypatch.setattr(runfolder, "parse_metrics", original)
+    assert [step.step for step in reader.read().steps] == [1, 2]

@@ -1,7 +1,7 @@
 """Plans of jobs: golden files for children and status, and what restarts which Pods."""
 
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -11,7 +11,7 @@ from rljob_api.manifest.services.reward import RewardModel
 from rljob_api.wire.contract import LABEL_JOB, LABEL_ROLE
 from rljob_api.wire.driver_status import DriverStatus
 from rljob_core.backend import ChildKey, ObservedState, key_of
-from rljob_core.children import WORKLOAD_KINDS
+from rljob_core.children import POD_KINDS, WORKLOAD_KINDS
 from rljob_core.children.common import ANNOTATION_CONFIG_HASH, to_yaml
 from rljob_core.children.config import read_token
 from rljob_core.defaults import image_tag
@@ -319,6 +319,15 @@ def test_running_head_is_unchanged_while_a_model_is_missing():
     assert make_plan(job, whole).delete == tuple(earlier), "it does now, and no Pod is replaced"
     running = next(c for c in made.status.conditions if c.type == "Running")
     assert "RewardModel math does not exist" in running.message
+
+
+def test_gang_that_backs_off_releases_the_nodes_of_its_head_while_a_model_is_missing():
+    job, observed = load("reward-models"), load_observed("reward-models")
+    children = {key_of(c): c for c in make_plan(job, observed).children}
+    job = changed(job, "scheduling.gang", "gates")
+    job.status.not_before = NOW + timedelta(seconds=60)
+    made = make_plan(job, replace(observed, children=children, reward_models={}))
+    assert {*made.delete} == {key for key in children if key.kind in POD_KINDS}
 
 
 def test_job_gets_pods_when_its_model_appears():

@@ -20,6 +20,14 @@ from tests.support.job_simulation import make_job
 from tests.support.waiting import DEADLINE_SECONDS
 
 
+async def test_teacher_of_other_rows_serves_no_reward(make_harness):
+    endpoint = {"url": "http://t/v1", "model": "big"}
+    teacher = {"name": "t", "teacher": {"endpoint": endpoint, "when": {"data_source": ["others"]}}}
+    correct = {"name": "correct", "function": {"inline": "def compute_score(): ..."}}
+    async with make_harness(rewards=[correct, teacher], schedule={"steps": 1}, data={"eval": None}) as harness:
+        assert (await harness.run()).rewards_served == 4 * 4
+
+
 async def test_job_runs_to_its_end_and_reports_it(make_harness):
     async with make_harness() as harness:
         summary = await harness.run()

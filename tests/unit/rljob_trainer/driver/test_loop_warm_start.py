@@ -68,3 +68,13 @@ async def test_a_killed_driver_trains_the_rows_of_an_undisturbed_one(make_harnes
         await harness.run()
         assert harness.metrics().prompts_trained == expected
         assert harness.final_weight() == weight
+
+
+async def test_first_step_of_rl_may_take_longer_than_those_before_it(make_harness):
+    async with make_harness(**GIVEN) as harness:
+        place_rows(harness)
+        limits = {}
+        await stop_when(
+            harness, lambda: limits.setdefault(harness.board.status.step, harness.board.snapshot()) and 3 in limits
+        )
+        assert [limits[step].step_limit_seconds for step in (2, 3)] == [60, 7200]

@@ -40,6 +40,16 @@ def test_a_new_trainer_group_does_not_begin_the_step_again(steps):
     assert steps.is_stuck
 
 
+def test_steps_of_a_warm_start_do_not_say_how_long_others_take(steps):
+    steps.begin(is_warm=True)
+    now = pass_seconds(steps, 0, 1)
+    steps.finish(is_warm=True)
+    assert steps.limit_seconds == 25
+    pass_seconds(steps, now, 1)
+    steps.finish()
+    assert (steps.seconds, steps.limit_seconds) == (0, 1000)
+
+
 def test_an_outage_is_no_time_of_a_step(steps):
     steps.begin()
     steps.finish()

@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rljob_inputs.data.prompts import PromptSet
 from rljob_inputs.findings import InputError
 from rljob_inputs.prompts import Prompt
+from rljob_trainer.feed import given_rows
 from rljob_trainer.feed.given_rows import GivenRows, build_given
 from tests.support.chat_templates import FAMILIES, build_tokenizer
 from tests.support.driver_harness import make_job
@@ -133,6 +135,14 @@ def test_rows_follow_in_epochs_and_by_position_alone() -> None:
     drawn = shuffled.take(0, 9)[0]
     assert [sorted(drawn[i : i + 3]) for i in (0, 3, 6)] == [[0, 1, 2]] * 3
     assert shuffled.take(4, 3)[0] == drawn[4:7]
+
+
+def test_order_of_an_epoch_is_drawn_once_for_an_update(monkeypatch):
+    """Such an order has all rows, and an update may have thousands."""
+    given, drawn = build(*([ASK, say(f"{i}.")] for i in range(3))), []
+    monkeypatch.setattr(given_rows, "epoch_order", lambda size, epoch, **_: drawn.append(epoch) or np.arange(size))
+    assert given.take(1, 7)[0] == [1, 2, 0, 1, 2, 0, 1]
+    assert drawn == [0, 1, 2]
 
 
 def test_no_more_conversations_are_read_than_the_steps_train() -> None:

@@ -157,6 +157,20 @@ def test_the_end_does_not_wait_for_a_server_that_hangs():
     assert delivery.counts() == DeliveryCounts(lost=2), "a late answer does not change what was reported"
 
 
+def test_what_a_client_took_is_lost_if_it_still_closes_at_the_end():
+    """Such as one with its own queue, whose server is slow: it is killed."""
+    server, may_close = Server(), threading.Event()
+    server.close = lambda: may_close.wait(DEADLINE_SECONDS)
+    delivery = Delivery("t", server.connect)
+    submit(delivery, 1, 2)
+    settle(delivery)
+    close(delivery, 0)
+    assert delivery.counts() == DeliveryCounts(lost=2)
+    may_close.set()
+    close(delivery)
+    assert delivery.counts() == DeliveryCounts(lost=2)
+
+
 def test_an_unused_delivery_connects_to_nothing():
     server = Server()
     delivery = Delivery("t", server.connect)

@@ -3,6 +3,9 @@
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -13,6 +16,7 @@ from rljob_api.manifest.job import RLJob
 from rljob_inputs.models.defaults import resolve_job
 from rljob_trainer.ranks import actor
 from rljob_trainer.ranks.actor import RankProcess, choose_num_threads
+from rljob_trainer.run_folder.file_facts import Checkpoint
 
 
 @pytest.mark.parametrize(
@@ -26,8 +30,9 @@ class _JoinedError(Exception):
     """Ends the start of a rank before it joins others."""
 
 
-def start_rank(monkeypatch, num_gpus, device=None, offload="none"):
-    """Start a rank up to the process group. Return the rank, and what it set up before."""
+def start_rank(monkeypatch, num_gpus, device=None, offload="none", checkpoint=None, **spec):
+    """Start a rank up to the process group, or what follows its checkpoint. Return what it set up before, and why it
+    ended."""
     calls = []
     trainer = {"replicas": 1, "gpusPerReplica": num_gpus, "offload": offload}
     spec = {
@@ -35,6 +40,7 @@ def start_rank(monkeypatch, num_gpus, device=None, offload="none"):
         "data": {"train": {"source": "/t"}},
         "rewards": [{"name": "r", "function": {"inline": "x"}}],
         "trainer": trainer,
+        **spec,
     }
     job = resolve_job(RLJob.model_validate({"metadata": {"name": "t"}, "spec": spec}), None)
     monkeypatch.setenv("RLJOB_POD_IP", "127.0.0.1")
@@ -46,13 +52,28 @@ def start_rank(monkeypatch, num_gpus, device=None, offload="none"):
 
     def join(rank, num_ranks, address, port, device):
         calls.append(str(device))
-        raise _JoinedError
+        if checkpoint is None:
+            raise _JoinedError
 
     monkeypatch.setattr(actor, "join_process_group", join)
     rank = RankProcess()
     with pytest.raises((_JoinedError, UserError)) as caught:
-        rank.start(0, 1, 1, ("127.0.0.1", 1), job, "/m", None, None)
+        rank.start(0, 1, 1, ("127.0.0.1", 1), job, "/m", None, checkpoint)
     return calls, caught.value
+
+
+def test_rank_counts_the_updates_of_a_checkpoint_by_the_mini_batches_of_now(monkeypatch):
+    """The warm start ends, and learning rates follow, by the number of updates. The checkpoint was written with one
+    mini-batch a step."""
+    policy = SimpleNamespace(num_updates=3)
+    monkeypatch.setattr(actor, "Policy", lambda *_: policy)
+    monkeypatch.setattr(actor, "reach", lambda run, folder, token: folder)
+    monkeypatch.setattr(actor.checkpoints, "verify_checkpoint", lambda *_: None)
+    monkeypatch.setattr(actor.checkpoints, "load_checkpoint", lambda *_: None)
+    monkeypatch.setattr(actor, "CheckpointSaver", mock.Mock(side_effect=_JoinedError))
+    checkpoint = Checkpoint(Path("/run/checkpoints/step-000003"), {})
+    start_rank(monkeypatch, num_gpus=0, checkpoint=checkpoint, schedule={"promptsPerStep": 8, "miniBatches": 4})
+    assert policy.num_updates == 12
 
 
 def test_rank_that_finds_no_gpu_ends_before_it_joins_the_others(monkeypatch):

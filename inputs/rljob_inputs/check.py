@@ -15,9 +15,9 @@ from rljob_api.errors import RLJobError, TransientError, UserError
 from rljob_api.manifest.job import RLJob, RLJobSpec
 from rljob_api.manifest.job_sections import Data, DataSource, GivenSource
 from rljob_api.manifest.roles import ALL_LINEAR, Lora
-from rljob_api.manifest.services.models import ServedModel
+from rljob_api.manifest.services.models import ServedModel, TeacherModel
 from rljob_api.manifest.sources import ChatTemplate, find_argument_problem
-from rljob_api.phrases import did_you_mean
+from rljob_api.phrases import did_you_mean, list_some
 from rljob_inputs.data.columns import find_problems, read_answer
 from rljob_inputs.data.lengths import PromptLimit, find_limit, measure
 from rljob_inputs.data.prompts import build_prompt, render, tokenize
@@ -46,6 +46,7 @@ _MAX_CHARACTERS = 50_000_000
 """About a second of reading, and a few hundred MiB."""
 _MAX_MEASURED_ROWS, _MAX_MEASURED_CHARACTERS = 5_000, 8_000_000
 """About a second of work for a tokenizer."""
+_TEXT = "Two times 21 is 42: def double(x): return 2 * x"
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
 """Roles of messages that chat templates know."""
 
@@ -138,8 +139,12 @@ def _check_all(job: RLJob, locate: Callable[[str], str | None], access: HubAcces
             for path, source, split in sources
         }
         report, model = _check_trained_model(job, locate(job.spec.model.source), access)
-    for future in served:
-        _merge(report, future.result())
+    for (path, served_model), future in zip(job.spec.served_models.items(), served, strict=True):
+        found, opened = future.result()
+        _merge(report, found)
+        if isinstance(served_model, TeacherModel):
+            _check_teacher(report, path, opened, model)
+            _check_teacher_length(report, path, served_model.max_model_len, job.spec.rollout.max_model_len)
     # Only the job itself writes to the storage for its files; here it is listed.
     try:
         if job.copy_url:
@@ -157,8 +162,31 @@ def _check_all(job: RLJob, locate: Callable[[str], str | None], access: HubAcces
         limit = find_limit(report.resolved.spec, held_out.get(path), context_length, is_given=is_given)
         _merge(report, _check_data(job.spec.data, source, path, split, data[path].result(), tokenizer, limit))
     if all(found.is_warning for found in report.findings):
-        _check_held_out(report, job.spec.data, [(*each, data[each[0]].result()) for each in sources])
+        samples = [(*each, data[each[0]].result()) for each in sources]
+        _check_held_out(report, job.spec.data, samples)
+        _check_when(report, job.spec, samples)
     return report
+
+
+def _check_when(
+    report: InputsReport, spec: RLJobSpec, sources: list[tuple[str, DataSource, str, _Sample | None]]
+) -> None:
+    """Warn of a teacher whose `when` matches no row: it would teach nothing."""
+    rows = [
+        {**prompt.extra_info, "data_source": prompt.data_source}
+        for path, source, split, sample in sources
+        if sample and split == "train" and not isinstance(source, GivenSource)
+        for row in sample.rows
+        for prompt in [build_prompt(source, row, "", [], split, path)]
+    ]
+    for index, reward in enumerate(spec.rewards):
+        if rows and reward.teacher and reward.use != "evaluation" and not any(map(reward.teacher.teaches, rows)):
+            known = sorted(set().union(*rows))
+            unknown = [name for name in reward.teacher.when if name not in known]
+            problem = f"matches none of {len(rows)} training rows, so this teacher teaches nothing"
+            hint = did_you_mean(unknown[0], known, f"it has {list_some(known, 10)}") if unknown else ""
+            remedy = f"no row has a column {unknown[0]}; {hint}" if unknown else "correct the values"
+            report.add(f"spec.rewards[{index}].teacher.when", f"{problem}: {remedy}", is_warning=True)
 
 
 def _check_held_out(
@@ -264,14 +292,34 @@ def _check_lora(report: InputsReport, spec: RLJobSpec, lora: Lora, model: _Model
         report.add(path, f"{files.place} has no module called {', '.join(missing)}; {hint}", is_warning=True)
 
 
-def _check_served_model(model: ServedModel, path: str, location: str | None, access: HubAccess) -> InputsReport:
+def _check_served_model(
+    model: ServedModel, path: str, location: str | None, access: HubAccess
+) -> tuple[InputsReport, _Model | None]:
     report = InputsReport()
     opened = _open(report, path, location, model.revision, access)
     if opened is not None and not configs.overrides_length(model.extra_args, {}):
         _check_length(report, f"{path}.maxModelLen", opened.config, model.max_model_len)
     if opened is not None:
         report.findings += find_unread(f"{path}.chatTemplateArguments", model.chat_template_arguments, opened.own)
-    return report
+    return report, opened
+
+
+def _check_teacher_length(report: InputsReport, path: str, length: int | None, longest: int | None) -> None:
+    if length and longest and length <= longest:
+        message = (
+            f"is {length}, and episodes may have {longest} tokens (rollout.maxModelLen): those of {length} or more"
+        )
+        report.add(f"{path}.maxModelLen", f"{message} are invalid; set it to {longest + 1}", is_warning=True)
+
+
+def _check_teacher(report: InputsReport, path: str, teacher: _Model | None, policy: _Model | None) -> None:
+    known = [each.tokenizer for each in (policy, teacher) if each and each.tokenizer]
+    if teacher and len(known) == 2:
+        ids = known[0]([_TEXT])["input_ids"][0]
+        own, other = (tokenizer.decode(ids, skip_special_tokens=True) for tokenizer in known)
+        if own.split() != other.split():
+            message = f"{teacher.files.place} reads the policy's token ids of {own!r} as {other!r}"
+            report.add(f"{path}.source", f"{message}; use a model with the policy's tokenizer")
 
 
 def _check_length(report: InputsReport, path: str, config: configs.Config, max_model_len: int | None) -> None:

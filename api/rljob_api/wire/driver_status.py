@@ -85,7 +85,7 @@ class Learning(Wire):
     """Whether the last steps gave the model anything to learn from."""
 
     is_learning: bool | None = None
-    """Null: not known before the first step. False: not for schedule.maxStepsWithoutSignal steps in a row."""
+    """Null: not known before the first step of RL. False: not for schedule.maxStepsWithoutSignal steps in a row."""
     reason: Word = ""
     """A LearningReason, or one of a newer driver. Empty if null."""
     message: Paragraph = ""

@@ -128,8 +128,7 @@ def _check_trackers(job: RLJob, machine: Machine) -> Iterator[Finding]:
         if not machine.has_package(package):
             yield Finding(f"spec.tracking.{field_name}", describe_tracker(package))
     source = (tracking.custom or "").rpartition(":")[0]
-    is_file = source.endswith(".py")
-    if source and not (Path(source).is_file() if is_file else machine.has_package(source.partition(".")[0])):
+    if source and not source.endswith(".py") and not machine.has_package(source.partition(".")[0]):
         yield Finding("spec.tracking.custom", f"{source} is not here; install it beside RLJob, or correct the name")
     if tracking.mlflow_experiment and not _has_variable(job, machine, "MLFLOW_TRACKING_URI"):
         message = "MLFLOW_TRACKING_URI is not set; set it in spec.head.env to the address of the MLflow server"

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from rljob_api.errors import RLJobError, UserError
 from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.job_sections import Tracking
 from rljob_api.manifest.sources import parse_source
 from rljob_cli.check import template_file
 from rljob_cli.check.jobfile import Finding, JobFile, Target
@@ -76,7 +77,7 @@ def run_checks(
     findings = check_objects(file)
     for service in job.spec.services:
         findings += check_service(service)
-    findings += [*_check_weights(job), *_check_export(file), *no_folder]
+    findings += [*_check_weights(job), *_check_export(file), *_check_tracker_file(job), *no_folder]
     for found in inputs.findings:
         # What cannot be reached from here may be reached from a cluster.
         is_warning = found.is_warning or (found.is_transient and target != "local")
@@ -95,6 +96,14 @@ def run_checks(
     wanted = [finding for finding in findings if target is None or finding.only in (None, target)]
     line = describe_sharing(sharing, machine.num_gpus) if sharing.fields else ""
     return Preflight(wanted, inputs.lengths, inputs.first_prompt, inputs.from_model, line)
+
+
+def _check_tracker_file(job: RLJob) -> Iterator[Finding]:
+    path, source = "spec.tracking.custom", (job.spec.tracking.custom or "").rpartition(":")[0]
+    if source.endswith(".py"):
+        yield Finding(path, Tracking.CLUSTER_RULES[0].message, only="cluster")
+        if not Path(source).is_file():
+            yield Finding(path, f"{source} not found; correct the path, which starts at the job file's folder")
 
 
 def _check_weights(job: RLJob) -> Iterator[Finding]:

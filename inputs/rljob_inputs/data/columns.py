@@ -39,7 +39,8 @@ def read_column(row: Row, name: str, field: str) -> Any:
     for part in name.split("."):
         if not isinstance(value, Mapping) or part not in value:
             known = list(_column_names(row.values))
-            no_answers = "for rows without answers set answer: null" * field.endswith(".answer")
+            is_given = field.startswith("spec.data.warmStart")
+            no_answers = "for rows without answers set answer: null" * (field.endswith(".answer") and not is_given)
             hints = filter(None, [f"it has {_list(known)}", did_you_mean(name, known) or no_answers])
             raise InputError(field, f"{row.place} has no column {name}; {'; '.join(hints)}")
         value = value[part]
@@ -82,13 +83,16 @@ def read_answer(source: DataSource, row: Row, field: str) -> Any:
 def _read_given(source: GivenSource, row: Row, path: str) -> list[Message]:
     value = read_column(row, source.answer, path)
     if source.answer == source.prompt and are_messages(value):
-        return [split_answer(value, row.place, path)[1]]
-    if isinstance(value, str | int | float) and value != "":
-        return [{"role": "assistant", "content": str(value)}]
-    if not ends_with_answer(value):
-        problem = f"must be a text, or messages that end with the assistant's, got {_describe(value)}"
+        found = [split_answer(value, row.place, path)[1]]
+    elif isinstance(value, str | int | float):
+        found = [{"role": "assistant", "content": str(value)}]
+    else:
+        found = read_messages(value, row.place, path) if ends_with_answer(value) else []
+    if not found or not any(part for name, part in found[-1].items() if name != "role"):
+        problem = "is empty" if found else "must be a text, or messages that end with the assistant's, got "
+        problem += "" if found else _describe(value)
         raise InputError(path, f"{row.place}: the answer {problem}; fill it in, or remove the row")
-    return read_messages(value, row.place, path)
+    return found
 
 
 def _check_prompt(data: Data, prompt: Any, row: Row, field: str) -> None:

@@ -358,3 +358,49 @@ def test_models_and_datasets_of_a_hub_are_checked_without_their_weights(folder, 
         assert list(errors(check_inputs(job, str, {"HF_ENDPOINT": hub.url}))) == [
             "spec.model.source", "spec.data.train.source",
         ]  # fmt: skip
+
+
+def teach(folder, when=None, **model):
+    teacher = {"model": {"source": str(folder / "teacher"), **model}, "when": when or {}}
+    write_model(folder / "teacher")
+    return {"rewards": [{"name": "t", "teacher": teacher, "use": "training"}]}
+
+
+@pytest.mark.parametrize(
+    ("when", "expected"),
+    [
+        ({"topic": ["math", "x"], "data_source": ["train.jsonl"]}, ""),
+        ({"topic": ["Math"]}, "correct the values"),
+        ({"topics": ["math"]}, "no row has a column topics; did you mean topic?"),
+    ],
+)
+def test_a_teacher_of_no_row_is_a_warning(folder, when, expected):
+    write_rows(folder / "train.jsonl", *({"prompt": "1", "answer": "1", "topic": each} for each in ("code", "math")))
+    report = check(folder, **teach(folder, when))
+    message = warnings(report).get("spec.rewards[0].teacher.when", "")
+    before, _, hint = message.partition(": ")
+    assert hint == expected
+    assert before == "matches none of 2 training rows, so this teacher teaches nothing" * bool(expected)
+
+
+def test_a_teacher_with_another_tokenizer_is_an_error(folder):
+    sections = teach(folder)
+    assert not errors(check(folder, **sections))
+    file = folder / "teacher" / "tokenizer.json"
+    text = json.loads(file.read_text())
+    vocabulary = text["model"]["vocab"]
+    vocabulary["T"], vocabulary["w"] = vocabulary["w"], vocabulary["T"]
+    file.write_text(json.dumps(text))
+    message = errors(check(folder, **sections))["spec.rewards[0].teacher.model.source"]
+    assert "reads the policy's token ids of 'Two times 21" in message
+
+
+def test_a_teacher_that_cannot_read_the_longest_episodes_is_a_warning(folder):
+    found = [
+        warnings(check(folder, rollout={"maxModelLen": 32}, **teach(folder, maxModelLen=length))) for length in (32, 33)
+    ]
+    path = "spec.rewards[0].teacher.model.maxModelLen"
+    assert [path in each for each in found] == [True, False]
+    assert found[0][path] == (
+        "is 32, and episodes may have 32 tokens (rollout.maxModelLen): those of 32 or more are invalid; set it to 33"
+    )

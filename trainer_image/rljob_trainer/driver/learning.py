@@ -67,10 +67,10 @@ def describe_skipped(count: int) -> str:
     )
 
 
-def judge(counts: StepsWithoutSignal, step: int, limit: int, zero_std_threshold: float) -> Learning:
+def judge(counts: StepsWithoutSignal, step: int, limit: int, zero_std_threshold: float, num_warm: int = 0) -> Learning:
     """Return the verdict after `step` steps. Its message is the same in each step of a series. `limit`:
-    schedule.maxStepsWithoutSignal."""
-    if step > 0 and counts.without_advantage == 0:
+    schedule.maxStepsWithoutSignal. `num_warm`: steps of the warm start, which have no advantages."""
+    if step > num_warm and counts.without_advantage == 0:
         message = "the last step had advantages"
         return Learning(is_learning=True, reason=LearningReason.ADVANTAGES_FOUND, message=message)
     if limit == 0 or counts.without_advantage < limit:

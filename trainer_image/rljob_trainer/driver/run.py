@@ -418,8 +418,9 @@ class Driver:
         if failure := describe_skipped(ledger.history.skipped_updates):
             raise UserError(failure)
         counts, step, settings = ledger.steps_without_signal, ledger.history.step, self._algorithm.settings
-        limit, threshold = self._cadence.schedule.max_steps_without_signal, settings.algorithm.zero_std_threshold
-        before, learning = self._board.status.learning, judge(counts, step, limit, threshold)
+        schedule, threshold = self._cadence.schedule, settings.algorithm.zero_std_threshold
+        learning = judge(counts, step, schedule.max_steps_without_signal, threshold, schedule.num_warm_steps)
+        before = self._board.status.learning
         self._board.update(learning=learning, problems=self._parts.reports.problems.failures)  # their counts, too
         if learning.reason == LearningReason.NO_VALID_SAMPLES:
             problems = find_problems(step, outcome.groups)

@@ -50,27 +50,28 @@ def quantile(values: Sequence[float], share: float) -> float | None:
     return ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)) - 1)] if ordered else None
 
 
-def summarize_scores(episodes: Sequence[Episode]) -> dict[str, float]:
+def summarize_scores(episodes: Sequence[Episode], rewards: Iterable[str] = ()) -> dict[str, float]:
     """Return the mean of each list of `collect_scores`."""
-    return {name: average(listed) for name, listed in collect_scores(episodes).items()}
+    return {name: average(listed) for name, listed in collect_scores(episodes, rewards).items()}
 
 
-def collect_scores(episodes: Sequence[Episode]) -> dict[str, list[float]]:
-    """Return the scores, and every component of the valid results; no empty lists.
+def collect_scores(episodes: Sequence[Episode], rewards: Iterable[str] = ()) -> dict[str, list[float]]:
+    """Return the scores, and every component of the valid results; no empty lists. `rewards`: names of the job's, of
+    which these episodes may lack some.
 
     With several rewards, also return each reward's scores, and prefix its components: REWARD/COMPONENT. What an
     environment or a program gave counts as a reward; the numbers of its info are its components.
     """
     values: dict[str, list[float]] = {}
-    for scores in list_scores(episodes):
+    for scores in list_scores(episodes, rewards):
         for name, value in scores.items():
             values.setdefault(name, []).append(value)
     return values
 
 
-def list_scores(episodes: Sequence[Episode]) -> list[dict[str, float]]:
+def list_scores(episodes: Sequence[Episode], rewards: Iterable[str] = ()) -> list[dict[str, float]]:
     """Return the scores and components of each episode, by the names of `collect_scores`.  [episodes]"""
-    names = {name for episode in episodes for name in episode.results}
+    names = {*rewards, *(name for episode in episodes for name in episode.results)}
     names |= {RUNNER_SERVICE for episode in episodes if episode.own_reward is not None or own_components(episode)}
     return [_read_scores(episode, is_alone=len(names) == 1) for episode in episodes]
 
@@ -128,7 +129,7 @@ def summarize_rewards(
     return RewardNumbers(
         reward=mean(totals),
         reward_std=std(totals),
-        components={**summarize_scores(episodes)},
+        components={**summarize_scores(episodes, [reward.name for reward in settings.rewards])},
         reward_versions=count_versions(episodes, settings.rewards),
         rewards=_summarize_each_reward(episodes, settings),
         reward_latency_p50_seconds=quantile(latencies, 0.5),

@@ -552,11 +552,12 @@ def test_a_tracker_of_the_user_must_be_there(folder):
     ]
     assert messages(folder, MACHINE) == []
     write_job(folder, tracking={"custom": "swan.py:start"})
-    assert messages(folder, MACHINE) == [
-        f"spec.tracking.custom {folder}/swan.py is not here; install it beside RLJob, or correct the name"
-    ]
+    file = load(folder / "job.yaml")
+    with pytest.raises(InvalidManifestError, match=rf"custom {folder}/swan.py not found; correct the path"):
+        check_file(file, [each for each in run_checks(file, folder, {}, MACHINE).findings if each.only is None])
     (folder / "swan.py").write_text("")
     assert messages(folder, MACHINE) == []
+    assert any("names a file, which only `rljob run` reads" in each for each in messages(folder, target="cluster"))
     write_job(folder, tracking={"custom": "swan.py"})
     with pytest.raises(InvalidManifestError, match=r"spec.tracking.custom must be MODULE:NAME or FILE.py:NAME"):
         messages(folder, MACHINE)

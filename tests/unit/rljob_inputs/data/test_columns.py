@@ -76,10 +76,31 @@ def test_a_given_conversation_in_one_column_keeps_all_of_its_last_message():
     assert read_answer(source, row, GIVEN) == [ANSWER]
 
 
-@pytest.mark.parametrize("answer", [None, "", [], [{"role": "user", "content": "?"}], {"content": "4"}])
+@pytest.mark.parametrize("answer", [None, [], [{"role": "user", "content": "?"}], {"content": "4"}])
 def test_a_given_conversation_without_an_answer_is_a_problem(answer):
     source = GivenSource(source="./d.jsonl", prompt="q", answer="a")
     row = Row({"q": "2 + 2?", "a": answer}, 0, "d.jsonl:1")
     [problem] = find_problems(Data(train=SOURCE, warm_start=source), source, row, GIVEN)
     assert problem.path == "spec.data.warmStart.answer"
     assert "d.jsonl:1: the answer must be a text, or messages that end with the assistant's" in problem.message
+
+
+@pytest.mark.parametrize("content", ["", None])
+@pytest.mark.parametrize("name", ["q", "a"])
+def test_an_empty_answer_of_a_given_conversation_is_a_problem(name, content):
+    answer = {"role": "assistant", "content": content, "tool_calls": None}
+    user = {"role": "user", "content": "?"}
+    values = {"q": [user], "a": content or ""} if name == "a" else {"q": [user, answer]}
+    source = GivenSource(source="./d.jsonl", prompt="q", answer=name)
+    [problem] = find_problems(Data(train=SOURCE, warm_start=source), source, Row(values, 0, "d.jsonl:1"), GIVEN)
+    assert problem.message == "d.jsonl:1: the answer is empty; fill it in, or remove the row"
+    answer["tool_calls"] = [{"function": {"name": "f"}}]
+    values["a"] = [answer]
+    assert not [*find_problems(Data(train=SOURCE, warm_start=source), source, Row(values, 0, "d.jsonl:1"), GIVEN)]
+
+
+def test_a_given_conversation_needs_a_column_of_answers():
+    source = GivenSource(source="./d.jsonl", prompt="messages")
+    row = Row({"messages": "?"}, 0, "d.jsonl:1")
+    [problem] = find_problems(Data(train=SOURCE, warm_start=source), source, row, GIVEN)
+    assert problem.message == "d.jsonl:1 has no column answer; it has messages"

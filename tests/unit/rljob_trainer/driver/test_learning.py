@@ -44,6 +44,11 @@ def test_step_of_a_warm_start_learns_without_samples():
     assert classify_step(step_record(num_samples=0, num_masked=0, zero_signal_share=None)) is LEARNS
 
 
+def test_steps_of_a_warm_start_say_nothing_of_advantages():
+    verdicts = [judge(StepsWithoutSignal(), step, 3, 1e-4, num_warm=2) for step in (1, 2, 3)]
+    assert [verdict.is_learning for verdict in verdicts] == [None, None, True]
+
+
 def test_invalid_steps_fail_the_job_at_the_limit():
     assert judge_all([LEARNS, INVALID, INVALID]).is_learning is None
     verdict = judge_all([LEARNS, INVALID, INVALID, INVALID])

@@ -56,6 +56,11 @@ def test_components_of_several_rewards_have_prefixes():
     assert found == {"score": 3.0, "a": 1.0, "a/acc": 1.0, "b": 2.0, "b/acc": 0.0}
 
 
+def test_components_keep_their_prefixes_in_a_step_that_one_of_the_jobs_rewards_did_not_score():
+    found = summarize_scores([trajectory(1.0, a=valid(1.0, acc=0.0))], ["a", "teacher-of-other-rows"])
+    assert found == {"score": 1.0, "a": 1.0, "a/acc": 0.0}
+
+
 def test_reward_of_a_program_counts_as_one_with_the_numbers_of_its_info():
     info = {"solved": True, "moves": 3, "why": "text", "bad": math.nan, "huge": 10**400}
     alone = episode([1], [1], own_reward=0.5, info=info, score=0.5)

@@ -245,7 +245,7 @@ def label_outcomes(
     ]
 
 
-_LINE_OF_SERVER = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} INFO |.* WARNING not enforced here: ")
+_LINE_OF_SERVER = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} INFO ")
 
 
 def collect_output(logs: Path, pattern: str = "*.log") -> str:

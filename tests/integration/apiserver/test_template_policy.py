@@ -67,6 +67,9 @@ def annotated(annotations):
     return {"head": {"template": {"metadata": {"annotations": annotations}}}}
 
 
+TEACHER = {"url": "https://teacher.example.com/v1", "model": "m"}
+
+
 def judge(**endpoint):
     endpoint = {"url": "https://judge.example.com/v1", "model": "m"} | endpoint
     reward = {"template": "{{ completion }}", "parser": {"regex": "([0-9])"}, "endpoint": endpoint}
@@ -195,6 +198,14 @@ REFUSED_WITHOUT_PODS = [
     (
         judge(apiKeySecretRef={"name": "key", "key": "k"}),
         "secrets (spec.rewards[0].judge.endpoint.apiKeySecretRef: key)",
+    ),
+    (
+        {
+            "rewards": [
+                {"name": "t", "teacher": {"endpoint": TEACHER | {"apiKeySecretRef": {"name": "key", "key": "k"}}}}
+            ]
+        },
+        "secrets (spec.rewards[0].teacher.endpoint.apiKeySecretRef: key)",
     ),
     ({"hub": {"tokenSecretRef": {"name": "key", "key": "k"}}}, "secrets (spec.hub.tokenSecretRef: key)"),
     ({"objectStorage": {"secretRef": {"name": "key"}}}, "secrets (spec.objectStorage.secretRef: key)"),

@@ -213,6 +213,7 @@ def test_template_policy_checks_every_field_that_reaches_pods_or_secrets(render)
         ".tracing.headersSecretRef",
         ".judge.endpoint.apiKeySecretRef",
         ".rewards[].judge.endpoint.apiKeySecretRef",
+        ".rewards[].teacher.endpoint.apiKeySecretRef",
         ".agent.user.model.endpoint.apiKeySecretRef",
         ".agent.models[].apiKeySecretRef",
     }, "the template policy must check new references to Secrets (its variable secretRefs)"

@@ -150,4 +150,4 @@ def test_what_a_program_printed_stands_without_the_lines_of_its_server(tmp_path)
     ]
     (tmp_path / "a-agent-runner-0.log").write_text("\n".join(lines))
     (tmp_path / "a-head-0.log").write_text("of the head")
-    assert collect_output(tmp_path, "a-agent-*.log") == "\n".join(lines[2:])
+    assert collect_output(tmp_path, "a-agent-*.log") == "\n".join([lines[0], *lines[2:]])

@@ -113,14 +113,14 @@ def average(curves: list[list[Point]]) -> list[dict[str, float]]:
     return found
 
 
-def draw(results: Mapping[str, list[dict[str, float]]], path: Path) -> None:
+def draw(results: Mapping[str, list[dict[str, float]]], path: Path, axes_of: tuple[str, ...]) -> None:
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(1, 3, figsize=(14, 4.2), sharey=True)
-    for axis, what in zip(axes, ("step", "samples", "seconds"), strict=True):
+    figure, axes = plt.subplots(1, len(axes_of), figsize=(1 + 4.5 * len(axes_of), 4.2), sharey=True)
+    for axis, what in zip(axes, axes_of, strict=True):
         for name, points in results.items():
             x, means, widths = ([point[key] for point in points] for key in (what, "accuracy", "half_interval"))
             [line] = axis.plot(x, means, "--" if name == TRL else "-", marker=".", lw=1.4, label=name)
@@ -142,6 +142,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=18)
     parser.add_argument("--only", nargs="+", choices=[*SCHEDULES, TRL], help="variants to run")
     parser.add_argument("--resume", action="store_true", help="keep the runs that have ended")
+    parser.add_argument("--busy", action="store_true", help="the machine does other work: draw no seconds")
     parser.add_argument("--plot", type=Path, default=ROOT / "docs/images/trl-learning.png")
     parser.add_argument("--dir", type=Path, default=ROOT / "runs/bench-against-trl")
     arguments = parser.parse_args()
@@ -151,7 +152,7 @@ def main() -> None:
         cells = (f"{point['accuracy']:.3f} +- {point['half_interval']:.3f}" for point in points)
         table.add_row(str(points[0]["step"]), *cells)
     Console(width=140).print(table)
-    draw(results, arguments.plot)
+    draw(results, arguments.plot, ("step", "samples") if arguments.busy else ("step", "samples", "seconds"))
     print(json.dumps({"seeds": arguments.seeds, "curves": results}))
 
 

@@ -56,7 +56,7 @@ def test_components_of_several_rewards_have_prefixes():
     assert found == {"score": 3.0, "a": 1.0, "a/acc": 1.0, "b": 2.0, "b/acc": 0.0}
 
 
-def test_components_keep_their_prefixes_in_a_step_that_one_of_the_jobs_rewards_did_not_score():
+def test_components_keep_their_prefixes_in_a_step_that_one_reward_did_not_score():
     found = summarize_scores([trajectory(1.0, a=valid(1.0, acc=0.0))], ["a", "teacher-of-other-rows"])
     assert found == {"score": 1.0, "a": 1.0, "a/acc": 0.0}
 

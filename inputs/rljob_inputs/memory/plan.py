@@ -110,7 +110,8 @@ def plan_memory(question: Question) -> list[Need]:
 
 
 def max_row_tokens(question: Question) -> int:
-    """Return the longest row that the job may train on: its turns, within the length that a rollout accepts."""
+    """Return the longest row that the job may train on: its turns, or a given conversation, within the length that a
+    rollout accepts."""
     spec = question.spec
     turns = 1 if spec.agent.type == "singleTurn" else spec.agent.turn_limit
     answers = turns * spec.rollout.sampling.answer_tokens
@@ -118,7 +119,9 @@ def max_row_tokens(question: Question) -> int:
     if turns > 1 or prompt is None:
         # Replies of users and tools are as unknown as a prompt: within maxModelLen, else as long as the answers.
         prompt = spec.rollout.max_model_len or answers
-    return min(answers + prompt, question.context_length or answers + prompt)
+    given = spec.rollout.max_model_len if spec.schedule.warm_start else None
+    longest = max(answers + prompt, given or 0)
+    return min(longest, question.context_length or longest)
 
 
 def micro_batch_tokens(question: Question) -> int:

@@ -267,6 +267,16 @@ def test_rows_are_as_long_as_turns_and_the_rollout_allow(spec, prompt, tokens):
     assert max_row_tokens(ask(prompt=prompt, **spec)) == tokens
 
 
+def test_a_given_conversation_is_as_long_as_the_rollouts_accept():
+    sizes = {"rollout": {"maxModelLen": 4096, "sampling": {"maxTokens": 512}}}
+    warm = {
+        "data": {"train": {"source": "/d"}, "warmStart": {"source": "/given.jsonl"}},
+        "schedule": {"warmStart": {"steps": 2}},
+    }
+    assert max_row_tokens(ask(prompt=100, **sizes)) == 612
+    assert max_row_tokens(ask(prompt=100, **sizes, **warm)) == 4096
+
+
 def test_a_served_model_is_planned_as_a_rollout_is():
     model = {"name": "j", "model": {"source": "/judge", "gpusPerReplica": 1}}
     needs = plan_memory(ask(rewards=[model], models={"/judge": SMOLLM2_135M}))

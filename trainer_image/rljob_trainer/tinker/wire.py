@@ -215,6 +215,6 @@ def write_sample(completions: Sequence[Completion], prompt: NDArray[np.float32] 
     if prompt is not None:
         values = np.append(np.float32(np.nan), prompt).astype(np.float32)
         if last_n is not None:
-            values[: len(values) - last_n] = np.nan
+            values[: max(len(values) - last_n, 0)] = np.nan
         response.prompt_logprobs = values.tobytes()
     return response.SerializeToString()

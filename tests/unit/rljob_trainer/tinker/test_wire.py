@@ -156,6 +156,8 @@ def test_the_sdk_reads_samples_and_the_log_probs_of_the_prompt():
     assert response.prompt_logprobs == [None, -1.0, -2.0, -3.0]
     last = deserialize_sample_response(write_sample(completions, np.array([-1.0, -2.0, -3.0]), 2))
     assert last.prompt_logprobs == [None, None, -2.0, -3.0]
+    more = deserialize_sample_response(write_sample(completions, np.array([-1.0, -2.0, -3.0]), 6))
+    assert more.prompt_logprobs == [None, -1.0, -2.0, -3.0], "more than the prompt has is all of it"
     assert deserialize_sample_response(write_sample(completions, None, None)).prompt_logprobs is None
 
 

@@ -193,12 +193,12 @@ def read_sample(request: SampleRequest, limits: ModelLimits) -> Asked:
             temperature=given.temperature,
             top_p=given.top_p,
             top_k=max(given.top_k, 0),
-            max_tokens=min(given.max_tokens or MAX_SAMPLE_TOKENS, room),
+            max_tokens=min(MAX_SAMPLE_TOKENS if given.max_tokens is None else given.max_tokens, room),
             stop=[each for each in stop if isinstance(each, str)],
         )
     except ValidationError as error:
         first = error.errors()[0]
-        raise RefusedError(f"sampling_params.{first['loc'][0]}: {first['msg']}, got {first['input']}") from error
+        raise RefusedError(f"sampling_params.{first['loc'][0]}: {first['msg']}, got {first['input']!s:.99}") from error
     last_n = request.prompt_logprobs_last_n
     return Asked(token_ids, request.num_samples, sampling, given.seed, extra, bool(request.prompt_logprobs), last_n)
 

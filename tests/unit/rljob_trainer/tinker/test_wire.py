@@ -134,6 +134,7 @@ def test_an_answer_without_a_limit_fills_the_context():
         (ask([]), "has 0 tokens"),
         (ask([100]), "the model has the tokens 0 to 99"),
         (ask(num_samples=0), "num_samples: must be from 1 to 1024, got 0"),
+        (ask(params={"max_tokens": 0}), "sampling_params.max_tokens: Input should be greater than or equal to 1, got 0"),
         (ask(params={"temperature": -1}), "sampling_params.temperature: Input should be greater than or equal to 0"),
     ],
 )

@@ -9,6 +9,7 @@ own sessions have made.
 
 import json
 import logging
+import math
 import re
 import secrets
 import shutil
@@ -184,6 +185,8 @@ class Service:
                 raise RefusedError(f"optim_params: {params.type} is not supported; pass AdamParams")
             [(norm, num_updates), *_] = await self._group.call(slot.update, params.model_dump())
             log.info("model %s: update %d, norm of the gradient %.3g", model.id, num_updates, norm)
+            if not math.isfinite(norm):  # JSON has no such numbers
+                raise RefusedError(f"the gradient's norm is {norm}: it was dropped, and the weights are as before")
             return {"metrics": {"grad_norm": norm, "num_updates": num_updates}}
 
         return self._begin(client, request.model_id, request.seq_id, work)

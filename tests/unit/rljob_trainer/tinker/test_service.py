@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ class Group:
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
         self.error: Exception | None = None
+        self.norm = 0.5
 
     async def call(self, function: Any, *arguments: Any) -> list[Any]:
         if self.error is not None:
@@ -35,7 +37,7 @@ class Group:
         self.calls.append((function.__name__, *arguments))
         if function is slot.write_adapter:
             make(arguments[0])
-        return [(0.5, len(self.calls))]
+        return [(self.norm, len(self.calls))]
 
     async def call_with_rows(self, function: Any, rows: Any, facts: Any, *arguments: Any) -> Any:
         self.calls.append((function.__name__, *arguments))
@@ -133,6 +135,18 @@ async def test_what_is_wrong_with_a_command_is_its_result_and_the_next_one_runs(
     request = types.OptimStepRequest(optim_params=types.DimuonParams(learning_rate=1.0), model_id=model, seq_id=1)
     refused = await bench.result(bench.service.optim_step("ann", request))
     assert refused == {"error": "optim_params: dimuon is not supported; pass AdamParams", "category": "user"}
+    assert "metrics" in await bench.result(bench.step(model, 2))
+
+
+async def test_an_update_without_a_finite_gradient_is_an_error_that_the_sdk_can_read(bench):
+    model = await bench.model()
+    bench.group.norm = math.inf
+    refused = await bench.result(bench.step(model, 1))
+    assert refused == {
+        "error": "the gradient's norm is inf: it was dropped, and the weights are as before",
+        "category": "user",
+    }
+    bench.group.norm = 0.5
     assert "metrics" in await bench.result(bench.step(model, 2))
 
 

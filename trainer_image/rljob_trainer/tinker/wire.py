@@ -4,6 +4,7 @@ forward_backward comes as protobuf, and its result and that of samples go as pro
 types are the SDK's own.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -83,7 +84,8 @@ def parse_batch(body: bytes) -> Any:
 
 
 def read_batch(request: Any, limits: ModelLimits) -> Batch:
-    settings = {name: value.number for name, value in request.loss_fn_config_v2.items()}
+    # A text is no number.
+    settings = {k: v.number if v.HasField("number") else math.nan for k, v in request.loss_fn_config_v2.items()}
     settings = settings or dict(request.loss_fn_config)
     rows, facts = [], []
     _check_loss(request.loss_fn, settings)
@@ -104,6 +106,8 @@ def _check_loss(name: str, settings: Mapping[str, float]) -> None:
     if unknown := settings.keys() - SETTINGS[name].keys():
         known = ", ".join(SETTINGS[name]) or "none"
         raise RefusedError(f"loss_fn_config: {name} has no {min(unknown)}; it has {known}")
+    if wrong := [each for each, value in settings.items() if not math.isfinite(value)]:
+        raise RefusedError(f"loss_fn_config.{wrong[0]}: must be a finite number")
 
 
 def _read_datum(path: str, datum: Any, loss: str, limits: ModelLimits) -> tuple[TrainRow, dict[str, NDArray[Any]]]:

@@ -65,6 +65,8 @@ def test_weights_of_cross_entropy_are_one_unless_given():
         (encode(datum(**RL), loss="gspo"), "loss_fn: gspo is not supported; use cross_entropy, importance_sampling"),
         (encode(datum(**RL), loss="custom", config={"loss_id": "l"}), "custom runs in the client here"),
         (encode(datum(**RL), loss="ppo", config={"beta": 1.0}), "ppo has no beta; it has clip_low_threshold"),
+        (encode(datum(**RL), loss="cispo", config={"clip_low_threshold": "0.7"}), "low_threshold: must be a finite number"),
+        (encode(datum(**RL), loss="ppo", config={"clip_high_threshold": float("nan")}), "must be a finite number"),
         (encode(datum(target_tokens=TOKENS), loss="ppo"), "data[0].loss_fn_inputs: ppo needs logprobs"),
         (encode(datum(**RL)), "data[0].loss_fn_inputs: cross_entropy has no advantages; it has target_tokens"),
         (

@@ -126,7 +126,7 @@ def _read_datum(path: str, datum: Any, loss: str, limits: ModelLimits) -> tuple[
     facts = {name: _read_tensor(f"{path}.loss_fn_inputs.{name}", given[name], count) for name in wanted}
     targets = facts.pop("target_tokens")
     for name, ids in (("model_input", tokens), ("loss_fn_inputs.target_tokens", targets)):
-        if ids.min() < 0 or ids.max() >= limits.vocabulary:
+        if ids.min() < 0 or ids.max() >= limits.vocabulary or (ids % 1).any():
             raise RefusedError(f"{path}.{name}: the model has the tokens 0 to {limits.vocabulary - 1}")
     facts.setdefault("weights", np.ones(count, np.float32)) if loss == "cross_entropy" else None
     mask = np.ones(count + 1, np.bool_)

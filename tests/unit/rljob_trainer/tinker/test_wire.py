@@ -74,6 +74,7 @@ def test_weights_of_cross_entropy_are_one_unless_given():
             "target_tokens: must have a value for each token of model_input, 4, got 2",
         ),
         (encode(datum(target_tokens=[1, 2, 3, 100])), "target_tokens: the model has the tokens 0 to 99"),
+        (encode(datum(target_tokens=types.TensorData(data=[1.0, 2.5, 3.0, 4.0], dtype="float32", shape=[4]))), "target_tokens: the model has the tokens 0 to 99"),
         (encode(datum([5, -1, 6, 7], target_tokens=TOKENS)), "model_input: the model has the tokens 0 to 99"),
         (encode(datum([1] * 9, target_tokens=[1] * 9)), "has 9 tokens; from 1 to 8 are possible"),
         (encode(datum(target_tokens=np.ones((4, 2), np.int64))), "must have one dimension"),

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tinker import types
-from tinker.types.optimizer import AdamOptimizerConfig, AdamParams
+from tinker.types.optimizer import AdamOptimizerConfig
 
 from rljob_api.errors import UserError
 from rljob_trainer.episodes.types import PromptTooLongError
@@ -181,9 +181,7 @@ class Service:
         params = request.optim_params
 
         async def work(model: Model) -> Result:
-            if not isinstance(params, AdamParams):
-                raise RefusedError(f"optim_params: {params.type} is not supported; pass AdamParams")
-            [(norm, num_updates), *_] = await self._group.call(slot.update, params.model_dump())
+            [(norm, num_updates), *_] = await self._group.call(slot.update, wire.read_adam(params))
             log.info("model %s: update %d, norm of the gradient %.3g", model.id, num_updates, norm)
             if not math.isfinite(norm):  # JSON has no such numbers
                 raise RefusedError(f"the gradient's norm is {norm}: it was dropped, and the weights are as before")

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 from tinker.proto import tinker_public_pb2 as pb
 from tinker.types import SampleRequest
+from tinker.types.optimizer import AdamParams
 
 from rljob_api.manifest.roles import Sampling
 from rljob_trainer.episodes.types import Completion, TrainRow
@@ -22,6 +23,12 @@ from rljob_trainer.tinker.losses import INPUTS, SETTINGS
 MAX_SAMPLE_TOKENS = 16_384
 """Limit of an answer without max_tokens, which the context limits, too."""
 _DTYPES = {pb.DTYPE_FLOAT32: np.float32, pb.DTYPE_INT64: np.int64, pb.DTYPE_INT32: np.int32}
+_ADAM = dict.fromkeys(("beta1", "beta2"), (0.0, 1.0)) | {
+    "eps": (1e-30, math.inf),
+    "weight_decay": (0.0, math.inf),
+    "grad_clip_norm": (0.0, math.inf),
+}
+"""From where, and below what, settings of AdamW may be."""
 _NOT_SAMPLED = ("topk_prompt_logprobs", "topk_sample_logprobs", "target_prompt_logprobs", "prompt_alt_tokens_k")
 
 
@@ -170,6 +177,19 @@ def write_batch(logprobs: Sequence[NDArray[np.float32]], loss_sum: float) -> byt
     field.data, field.dtype = b"".join(each.astype(np.float32).tobytes() for each in logprobs), pb.DTYPE_FLOAT32
     field.offsets = np.cumsum([0, *(each.size * 4 for each in logprobs)], dtype=np.int64).tobytes()
     return output.SerializeToString()
+
+
+def read_adam(params: Any) -> dict[str, float]:
+    """Return the settings of an update, with which no finite gradient makes the weights NaN."""
+    if not isinstance(params, AdamParams):
+        raise RefusedError(f"optim_params: {params.type} is not supported; pass AdamParams")
+    given: dict[str, float] = params.model_dump()
+    for name, (low, end) in _ADAM.items():
+        if not low <= given[name] < end:
+            raise RefusedError(
+                f"optim_params.{name}: must be at least {low:g} and less than {end:g}, got {given[name]}"
+            )
+    return given
 
 
 def read_sample(request: SampleRequest, limits: ModelLimits) -> Asked:

@@ -69,7 +69,9 @@ class Sampler:
         async with self._changed:
             self._line.append(turn)
             try:
-                await self._changed.wait_for(lambda: self._may_start(turn, adapter))
+                await self._changed.wait_for(
+                    lambda: self._line[0] is turn and (self._held == (adapter,) or not self._num_running)
+                )
                 if self._held != (adapter,):
                     await self._publish(adapter)
                 self._num_running += 1
@@ -82,9 +84,6 @@ class Sampler:
             self._num_running -= 1
             async with self._changed:
                 self._changed.notify_all()
-
-    def _may_start(self, turn: object, adapter: Path | None) -> bool:
-        return self._line[0] is turn and (self._held == (adapter,) or not self._num_running)
 
     async def _publish(self, adapter: Path | None) -> None:
         self._version += 1

@@ -7,6 +7,7 @@ Invariant: the ranks hold the adapter of `_model` alone, whose commands its stre
 own sessions have made.
 """
 
+import asyncio
 import json
 import logging
 import math
@@ -62,8 +63,8 @@ class Session:
 class Model:
     id: str
     session: Session
-    rank: int = 0
-    stream: Stream = field(default_factory=Stream)
+    rank: int
+    stream: Stream
     unnamed: list[Path] = field(default_factory=list)
 
 
@@ -97,6 +98,7 @@ class Service:
         self._model: Model | None = None
         self._ended: dict[str, str] = {}
         """Why a model is no longer here, by its id."""
+        self._turn = asyncio.Lock()
         self.futures = Futures()
         self.failure = ""
         """Why the service answers nothing any more."""
@@ -287,7 +289,7 @@ class Service:
         model_id = f"{session.id}:train:{number}"
         if model_id not in self._ended and (self._model is None or self._model.id != model_id):
             self._end_model(session, model_id)
-            model = self._model = Model(model_id, session, rank)
+            model = self._model = Model(model_id, session, rank, Stream(self._turn))
             self.futures.begin(f"{model_id}:0", partial(model.stream.run, 0, partial(work, model)))
         return {"request_id": f"{model_id}:0", "model_id": model_id}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from pathlib import Path
 from typing import Any
@@ -195,6 +196,29 @@ async def test_a_model_with_commands_is_not_replaced(bench):
     bench.now = 200.0
     assert await bench.model("bob"), "the command of a client that is gone waits for ever"
     assert "update" not in [name for name, *_ in bench.group.calls]
+
+
+async def test_a_command_that_runs_ends_before_a_successor_begins(bench, monkeypatch):
+    """It divides its rows before it calls the ranks, which would add its gradient to the new model's."""
+    session, gate = bench.session(), asyncio.Event()
+    model = (await bench.create(session))["model_id"]
+    call = bench.group.call
+
+    async def wait(function: Any, *arguments: Any) -> Any:
+        if function is slot.update:
+            await gate.wait()
+        return await call(function, *arguments)
+
+    monkeypatch.setattr(bench.group, "call", wait)
+    bench.step(model, 1)
+    await asyncio.sleep(0)
+    bench.service.finish_session("ann", session)
+    successor = asyncio.create_task(bench.model("bob"))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    gate.set()
+    await successor
+    assert [name for name, *_ in bench.group.calls] == ["create", "update", "create"]
 
 
 async def test_a_client_reaches_nothing_of_another(bench):

@@ -180,10 +180,8 @@ class Service:
         return self._begin(client, request.model_id, request.seq_id, work)
 
     def optim_step(self, client: str, request: types.OptimStepRequest) -> dict[str, Any]:
-        params = request.optim_params
-
         async def work(model: Model) -> Result:
-            [(norm, num_updates), *_] = await self._group.call(slot.update, wire.read_adam(params))
+            [(norm, num_updates), *_] = await self._group.call(slot.update, wire.read_adam(request.optim_params))
             log.info("model %s: update %d, norm of the gradient %.3g", model.id, num_updates, norm)
             if not math.isfinite(norm):  # JSON has no such numbers
                 raise RefusedError(f"the gradient's norm is {norm}: it was dropped, and the weights are as before")

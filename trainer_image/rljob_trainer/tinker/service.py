@@ -206,7 +206,7 @@ class Service:
             if request.kind != "snapshot":
                 raise RefusedError(f"kind: {request.kind} is not supported; use snapshot")
             name = request.path if number is None else f"unnamed-{request.seq_id}"
-            path, folder = self._new_checkpoint(model, "sampler_weights", name, overwrite=number is not None)
+            path, folder = self._new_checkpoint(model, "sampler_weights", name, overwrite=False)
             await self._group.call(slot.write_adapter, folder, model.rank)
             self._complete(folder, model)
             if number is None:

@@ -333,6 +333,13 @@ async def test_unnamed_weights_are_kept_for_the_last_samplers_alone(bench, monke
     assert sorted(each.name for each in folder.iterdir()) == ["unnamed-3", "unnamed-4"]
 
 
+async def test_weights_without_a_name_replace_none_that_a_client_has_named(bench):
+    model = await bench.model()
+    await bench.result(bench.save_for_sampler(model, 1, path="unnamed-2"))
+    refused = await bench.result(bench.save_for_sampler(model, 2, sampling_session_seq_id=0))
+    assert "name: unnamed-2 exists" in refused["error"]
+
+
 async def test_sessions_that_ended_are_forgotten(bench):
     old = bench.session()
     bench.now = 200.0

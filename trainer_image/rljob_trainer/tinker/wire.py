@@ -208,6 +208,11 @@ def read_sample(request: SampleRequest, limits: ModelLimits) -> Asked:
         raise RefusedError(f"prompt: the model has the tokens 0 to {limits.vocabulary - 1}")
     if not 1 <= request.num_samples <= 1024:
         raise RefusedError(f"num_samples: must be from 1 to 1024, got {request.num_samples}")
+    last_n = request.prompt_logprobs_last_n
+    if last_n is not None and not 1 <= last_n < len(token_ids):
+        raise RefusedError(
+            f"prompt_logprobs_last_n: must be less than the prompt's {len(token_ids)} tokens, got {last_n}"
+        )
     stop = [given.stop] if isinstance(given.stop, str) else list(given.stop or [])
     ids = [each for each in stop if isinstance(each, int)]
     # [] asks for an answer that nothing ends but its length.
@@ -223,7 +228,6 @@ def read_sample(request: SampleRequest, limits: ModelLimits) -> Asked:
     except ValidationError as error:
         first = error.errors()[0]
         raise RefusedError(f"sampling_params.{first['loc'][0]}: {first['msg']}, got {first['input']!s:.99}") from error
-    last_n = request.prompt_logprobs_last_n
     return Asked(token_ids, request.num_samples, sampling, given.seed, extra, bool(request.prompt_logprobs), last_n)
 
 
@@ -239,6 +243,6 @@ def write_sample(completions: Sequence[Completion], prompt: NDArray[np.float32] 
     if prompt is not None:
         values = np.append(np.float32(np.nan), prompt).astype(np.float32)
         if last_n is not None:
-            values[: max(len(values) - last_n, 0)] = np.nan
+            values[: len(values) - last_n] = np.nan
         response.prompt_logprobs = values.tobytes()
     return response.SerializeToString()

@@ -159,6 +159,7 @@ def test_an_answer_without_a_limit_fills_the_context():
         (ask([1] * 8), "has 8 tokens; from 1 to 7 are possible"),
         (ask([]), "has 0 tokens"),
         (ask([100]), "the model has the tokens 0 to 99"),
+        (ask(prompt_logprobs_last_n=4), "prompt_logprobs_last_n: must be less than the prompt's 4 tokens, got 4"),
         (ask(num_samples=0), "num_samples: must be from 1 to 1024, got 0"),
         (
             ask(params={"max_tokens": 0}),
@@ -186,8 +187,6 @@ def test_the_sdk_reads_samples_and_the_log_probs_of_the_prompt():
     assert response.prompt_logprobs == [None, -1.0, -2.0, -3.0]
     last = deserialize_sample_response(write_sample(completions, np.array([-1.0, -2.0, -3.0]), 2))
     assert last.prompt_logprobs == [None, None, -2.0, -3.0]
-    more = deserialize_sample_response(write_sample(completions, np.array([-1.0, -2.0, -3.0]), 6))
-    assert more.prompt_logprobs == [None, -1.0, -2.0, -3.0], "more than the prompt has is all of it"
     assert deserialize_sample_response(write_sample(completions, None, None)).prompt_logprobs is None
 
 

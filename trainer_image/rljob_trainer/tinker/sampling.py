@@ -88,8 +88,8 @@ class Sampler:
     async def _publish(self, adapter: Path | None) -> None:
         self._version += 1
         manifests = await self._group.call(slot.publish, adapter, self._generation, self._version)
-        if adapter is not None and manifests[0] is None:  # they may have been deleted while the ranks had other calls
-            raise RefusedError(f"the weights {adapter.name} are no longer kept; save_weights_for_sampler keeps them")
+        if manifests[0] is None:  # they may have been deleted while the ranks had other calls
+            raise RefusedError("the sampler's weights are no longer kept; save_weights_for_sampler(NAME) keeps them")
         self._held = None
         manifest = WeightManifest.model_validate(manifests[0])
         self._rollouts.require(manifest)

@@ -24,7 +24,7 @@ _NUM_KEPT = 256
 class Stream:
     """The commands of one model."""
 
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    turn: asyncio.Lock
     """Held by the command that runs: one of a model that has ended may do so when its successor begins."""
     ended: str = ""
     """Why the model runs no more commands."""

@@ -110,7 +110,7 @@ async def test_weights_that_are_gone_are_refused_and_others_go_on(folders):
     sampler = fleet.sampler()
     await sampler.sample(folders.b, ask(1))
     fleet.gone.add(folders.a)
-    with pytest.raises(RefusedError, match="the weights a are no longer kept"):
+    with pytest.raises(RefusedError, match="the sampler's weights are no longer kept"):
         await sampler.sample(folders.a, ask(0))
     await sampler.sample(folders.b, ask(2))
     assert fleet.ran == [(1, folders.b), (2, folders.b)]

@@ -91,9 +91,10 @@ def parse_batch(body: bytes) -> Any:
 
 
 def read_batch(request: Any, limits: ModelLimits) -> Batch:
-    # A text is no number.
-    settings = {k: v.number if v.HasField("number") else math.nan for k, v in request.loss_fn_config_v2.items()}
-    settings = settings or dict(request.loss_fn_config)
+    settings = {  # a text is no number
+        name: value.number if value.HasField("number") else math.nan
+        for name, value in request.loss_fn_config_v2.items()
+    } or dict(request.loss_fn_config)
     rows, facts = [], []
     _check_loss(request.loss_fn, settings)
     for number, datum in enumerate(request.data):

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, Qwen3ForCausalLM  # noqa: F401 - 
 from rljob_trainer.episodes.types import TrainRow
 from rljob_trainer.policy import checkpoints
 from rljob_trainer.policy.layout import divide_rows
+from rljob_trainer.ranks.actor import FileTransport
 from rljob_trainer.tinker import slot
 from tests.support.lora_scenarios import initial_adapter
 from tests.support.policy_scenarios import PLAIN, VOCABULARY, Scenarios, build_inputs
@@ -64,7 +65,7 @@ class SlotScenarios(Scenarios):
     def run(self) -> None:
         policy = self.policy(PLAIN, lora={"rank": MAX_RANK, "alpha": MAX_RANK, "publish": "adapter"})
         assert policy.adapters is not None
-        actor: Any = SimpleNamespace(policy=policy, device=policy.device)
+        actor: Any = SimpleNamespace(policy=policy, device=policy.device, _transport=FileTransport(policy, "", 1))
         slot.create(actor, RANK, 1)
         self.write("created", adapters=policy.adapters.gather())
         for name, shard in policy.adapters._shards.items():  # the gradient of A is 0 where B is
@@ -81,6 +82,7 @@ class SlotScenarios(Scenarios):
         slot.write_adapter(actor, folder, RANK)
         saved = policy.adapters.gather()
         published = slot._read_adapter(policy, folder)
+        assert slot.publish(actor, self.folder / "gone", "g", 0) is None, "weights that are gone end the ranks"
         scored, _ = self.run_batch(actor, "cross_entropy", backward=False)
         self.write("saved", adapters=saved, published=published, scaled=policy.adapters.scale(saved), scored=scored)
         self.run_batch(actor, "cross_entropy", backward=True)

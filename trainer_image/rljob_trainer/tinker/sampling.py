@@ -69,7 +69,9 @@ class Sampler:
         async with self._changed:
             self._line.append(turn)
             try:
-                await self._changed.wait_for(lambda: self._may_start(turn, adapter))
+                await self._changed.wait_for(
+                    lambda: self._line[0] is turn and (self._held == (adapter,) or not self._num_running)
+                )
                 if self._held != (adapter,):
                     await self._publish(adapter)
                 self._num_running += 1
@@ -83,15 +85,12 @@ class Sampler:
             async with self._changed:
                 self._changed.notify_all()
 
-    def _may_start(self, turn: object, adapter: Path | None) -> bool:
-        return self._line[0] is turn and (self._held == (adapter,) or not self._num_running)
-
     async def _publish(self, adapter: Path | None) -> None:
-        if adapter is not None and not await asyncio.to_thread(adapter.is_dir):
-            raise RefusedError(f"the weights {adapter.name} are no longer kept; save_weights_for_sampler keeps them")
-        self._held = None
         self._version += 1
         manifests = await self._group.call(slot.publish, adapter, self._generation, self._version)
+        if manifests[0] is None:  # they may have been deleted while the ranks had other calls
+            raise RefusedError("the sampler's weights are no longer kept; save_weights_for_sampler(NAME) keeps them")
+        self._held = None
         manifest = WeightManifest.model_validate(manifests[0])
         self._rollouts.require(manifest)
         await self._board.announce(manifest)

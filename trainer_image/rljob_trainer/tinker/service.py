@@ -7,8 +7,10 @@ Invariant: the ranks hold the adapter of `_model` alone, whose commands its stre
 own sessions have made.
 """
 
+import asyncio
 import json
 import logging
+import math
 import re
 import secrets
 import shutil
@@ -20,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tinker import types
-from tinker.types.optimizer import AdamOptimizerConfig, AdamParams
+from tinker.types.optimizer import AdamOptimizerConfig
 
 from rljob_api.errors import UserError
 from rljob_trainer.episodes.types import PromptTooLongError
@@ -61,8 +63,8 @@ class Session:
 class Model:
     id: str
     session: Session
-    rank: int = 0
-    stream: Stream = field(default_factory=Stream)
+    rank: int
+    stream: Stream
     unnamed: list[Path] = field(default_factory=list)
 
 
@@ -96,6 +98,7 @@ class Service:
         self._model: Model | None = None
         self._ended: dict[str, str] = {}
         """Why a model is no longer here, by its id."""
+        self._turn = asyncio.Lock()
         self.futures = Futures()
         self.failure = ""
         """Why the service answers nothing any more."""
@@ -177,13 +180,11 @@ class Service:
         return self._begin(client, request.model_id, request.seq_id, work)
 
     def optim_step(self, client: str, request: types.OptimStepRequest) -> dict[str, Any]:
-        params = request.optim_params
-
         async def work(model: Model) -> Result:
-            if not isinstance(params, AdamParams):
-                raise RefusedError(f"optim_params: {params.type} is not supported; pass AdamParams")
-            [(norm, num_updates), *_] = await self._group.call(slot.update, params.model_dump())
+            [(norm, num_updates), *_] = await self._group.call(slot.update, wire.read_adam(request.optim_params))
             log.info("model %s: update %d, norm of the gradient %.3g", model.id, num_updates, norm)
+            if not math.isfinite(norm):  # JSON has no such numbers
+                raise RefusedError(f"the gradient's norm is {norm}: it was dropped, and the weights are as before")
             return {"metrics": {"grad_norm": norm, "num_updates": num_updates}}
 
         return self._begin(client, request.model_id, request.seq_id, work)
@@ -205,7 +206,7 @@ class Service:
             if request.kind != "snapshot":
                 raise RefusedError(f"kind: {request.kind} is not supported; use snapshot")
             name = request.path if number is None else f"unnamed-{request.seq_id}"
-            path, folder = self._new_checkpoint(model, "sampler_weights", name, overwrite=number is not None)
+            path, folder = self._new_checkpoint(model, "sampler_weights", name, overwrite=False)
             await self._group.call(slot.write_adapter, folder, model.rank)
             self._complete(folder, model)
             if number is None:
@@ -286,7 +287,7 @@ class Service:
         model_id = f"{session.id}:train:{number}"
         if model_id not in self._ended and (self._model is None or self._model.id != model_id):
             self._end_model(session, model_id)
-            model = self._model = Model(model_id, session, rank)
+            model = self._model = Model(model_id, session, rank, Stream(self._turn))
             self.futures.begin(f"{model_id}:0", partial(model.stream.run, 0, partial(work, model)))
         return {"request_id": f"{model_id}:0", "model_id": model_id}
 

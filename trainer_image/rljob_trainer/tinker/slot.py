@@ -117,10 +117,14 @@ def write_adapter(rank: RankProcess, folder: Path, lora_rank: int) -> None:
 
 
 def publish(rank: RankProcess, folder: Path | None, generation: str, version: int) -> WeightManifest | None:
-    """Make the adapter that was written to `folder` what rollouts load; None: one whose update is zero."""
+    """Make the adapter that was written to `folder` what rollouts load; None: one whose update is zero. Return None if
+    its files are gone: an error would end the ranks."""
     transport = rank._transport
     assert isinstance(transport, FileTransport), "a service has rollouts of their own"
-    tensors = _read_adapter(rank.policy, folder) if dist.get_rank() == 0 else {}
+    try:
+        tensors = _read_adapter(rank.policy, folder) if dist.get_rank() == 0 else {}
+    except FileNotFoundError:
+        return None
     return transport.publish(generation, version, Published.of(tensors))
 
 

@@ -24,6 +24,8 @@ _NUM_KEPT = 256
 class Stream:
     """The commands of one model."""
 
+    turn: asyncio.Lock
+    """Held by the command that runs: one of a model that has ended may do so when its successor begins."""
     ended: str = ""
     """Why the model runs no more commands."""
     _next: int = 0
@@ -43,7 +45,8 @@ class Stream:
             await self._waiting[number].wait()
             if self.ended:
                 raise RefusedError(self.ended)
-            return await work()
+            async with self.turn:
+                return await work()
         finally:
             del self._waiting[number]
             self._next = max(self._next, number + 1)

@@ -4,6 +4,7 @@ forward_backward comes as protobuf, and its result and that of samples go as pro
 types are the SDK's own.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 from tinker.proto import tinker_public_pb2 as pb
 from tinker.types import SampleRequest
+from tinker.types.optimizer import AdamParams
 
 from rljob_api.manifest.roles import Sampling
 from rljob_trainer.episodes.types import Completion, TrainRow
@@ -21,6 +23,12 @@ from rljob_trainer.tinker.losses import INPUTS, SETTINGS
 MAX_SAMPLE_TOKENS = 16_384
 """Limit of an answer without max_tokens, which the context limits, too."""
 _DTYPES = {pb.DTYPE_FLOAT32: np.float32, pb.DTYPE_INT64: np.int64, pb.DTYPE_INT32: np.int32}
+_ADAM = dict.fromkeys(("beta1", "beta2"), (0.0, 1.0)) | {
+    "eps": (1e-30, math.inf),
+    "weight_decay": (0.0, math.inf),
+    "grad_clip_norm": (0.0, math.inf),
+}
+"""From where, and below what, settings of AdamW may be."""
 _NOT_SAMPLED = ("topk_prompt_logprobs", "topk_sample_logprobs", "target_prompt_logprobs", "prompt_alt_tokens_k")
 
 
@@ -83,8 +91,10 @@ def parse_batch(body: bytes) -> Any:
 
 
 def read_batch(request: Any, limits: ModelLimits) -> Batch:
-    settings = {name: value.number for name, value in request.loss_fn_config_v2.items()}
-    settings = settings or dict(request.loss_fn_config)
+    settings = {  # a text is no number
+        name: value.number if value.HasField("number") else math.nan
+        for name, value in request.loss_fn_config_v2.items()
+    } or dict(request.loss_fn_config)
     rows, facts = [], []
     _check_loss(request.loss_fn, settings)
     for number, datum in enumerate(request.data):
@@ -104,6 +114,8 @@ def _check_loss(name: str, settings: Mapping[str, float]) -> None:
     if unknown := settings.keys() - SETTINGS[name].keys():
         known = ", ".join(SETTINGS[name]) or "none"
         raise RefusedError(f"loss_fn_config: {name} has no {min(unknown)}; it has {known}")
+    if wrong := [each for each, value in settings.items() if not math.isfinite(value)]:
+        raise RefusedError(f"loss_fn_config.{wrong[0]}: must be a finite number")
 
 
 def _read_datum(path: str, datum: Any, loss: str, limits: ModelLimits) -> tuple[TrainRow, dict[str, NDArray[Any]]]:
@@ -122,7 +134,7 @@ def _read_datum(path: str, datum: Any, loss: str, limits: ModelLimits) -> tuple[
     facts = {name: _read_tensor(f"{path}.loss_fn_inputs.{name}", given[name], count) for name in wanted}
     targets = facts.pop("target_tokens")
     for name, ids in (("model_input", tokens), ("loss_fn_inputs.target_tokens", targets)):
-        if ids.min() < 0 or ids.max() >= limits.vocabulary:
+        if ids.min() < 0 or ids.max() >= limits.vocabulary or (ids % 1).any():
             raise RefusedError(f"{path}.{name}: the model has the tokens 0 to {limits.vocabulary - 1}")
     facts.setdefault("weights", np.ones(count, np.float32)) if loss == "cross_entropy" else None
     mask = np.ones(count + 1, np.bool_)
@@ -168,6 +180,19 @@ def write_batch(logprobs: Sequence[NDArray[np.float32]], loss_sum: float) -> byt
     return output.SerializeToString()
 
 
+def read_adam(params: Any) -> dict[str, float]:
+    """Return the settings of an update, with which no finite gradient makes the weights NaN."""
+    if not isinstance(params, AdamParams):
+        raise RefusedError(f"optim_params: {params.type} is not supported; pass AdamParams")
+    given: dict[str, float] = params.model_dump()
+    for name, (low, end) in _ADAM.items():
+        if not low <= given[name] < end:
+            raise RefusedError(
+                f"optim_params.{name}: must be at least {low:g} and less than {end:g}, got {given[name]}"
+            )
+    return given
+
+
 def read_sample(request: SampleRequest, limits: ModelLimits) -> Asked:
     if asked := next((name for name in _NOT_SAMPLED if getattr(request, name)), None):
         raise RefusedError(f"{asked} is not supported; prompt_logprobs has the log-probs of the prompt's own tokens")
@@ -184,6 +209,11 @@ def read_sample(request: SampleRequest, limits: ModelLimits) -> Asked:
         raise RefusedError(f"prompt: the model has the tokens 0 to {limits.vocabulary - 1}")
     if not 1 <= request.num_samples <= 1024:
         raise RefusedError(f"num_samples: must be from 1 to 1024, got {request.num_samples}")
+    last_n = request.prompt_logprobs_last_n
+    if last_n is not None and not 1 <= last_n < len(token_ids):
+        raise RefusedError(
+            f"prompt_logprobs_last_n: must be less than the prompt's {len(token_ids)} tokens, got {last_n}"
+        )
     stop = [given.stop] if isinstance(given.stop, str) else list(given.stop or [])
     ids = [each for each in stop if isinstance(each, int)]
     # [] asks for an answer that nothing ends but its length.
@@ -193,13 +223,12 @@ def read_sample(request: SampleRequest, limits: ModelLimits) -> Asked:
             temperature=given.temperature,
             top_p=given.top_p,
             top_k=max(given.top_k, 0),
-            max_tokens=min(given.max_tokens or MAX_SAMPLE_TOKENS, room),
+            max_tokens=min(MAX_SAMPLE_TOKENS if given.max_tokens is None else given.max_tokens, room),
             stop=[each for each in stop if isinstance(each, str)],
         )
     except ValidationError as error:
         first = error.errors()[0]
-        raise RefusedError(f"sampling_params.{first['loc'][0]}: {first['msg']}, got {first['input']}") from error
-    last_n = request.prompt_logprobs_last_n
+        raise RefusedError(f"sampling_params.{first['loc'][0]}: {first['msg']}, got {first['input']!s:.99}") from error
     return Asked(token_ids, request.num_samples, sampling, given.seed, extra, bool(request.prompt_logprobs), last_n)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ class Group:
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
         self.error: Exception | None = None
+        self.norm = 0.5
 
     async def call(self, function: Any, *arguments: Any) -> list[Any]:
         if self.error is not None:
@@ -35,7 +38,7 @@ class Group:
         self.calls.append((function.__name__, *arguments))
         if function is slot.write_adapter:
             make(arguments[0])
-        return [(0.5, len(self.calls))]
+        return [(self.norm, len(self.calls))]
 
     async def call_with_rows(self, function: Any, rows: Any, facts: Any, *arguments: Any) -> Any:
         self.calls.append((function.__name__, *arguments))
@@ -136,6 +139,18 @@ async def test_what_is_wrong_with_a_command_is_its_result_and_the_next_one_runs(
     assert "metrics" in await bench.result(bench.step(model, 2))
 
 
+async def test_an_update_without_a_finite_gradient_is_an_error_that_the_sdk_can_read(bench):
+    model = await bench.model()
+    bench.group.norm = math.inf
+    refused = await bench.result(bench.step(model, 1))
+    assert refused == {
+        "error": "the gradient's norm is inf: it was dropped, and the weights are as before",
+        "category": "user",
+    }
+    bench.group.norm = 0.5
+    assert "metrics" in await bench.result(bench.step(model, 2))
+
+
 async def test_an_error_of_the_ranks_is_the_servers(bench):
     model = await bench.model()
     bench.group.error = TransientError("a rank died")
@@ -181,6 +196,29 @@ async def test_a_model_with_commands_is_not_replaced(bench):
     bench.now = 200.0
     assert await bench.model("bob"), "the command of a client that is gone waits for ever"
     assert "update" not in [name for name, *_ in bench.group.calls]
+
+
+async def test_a_command_that_runs_ends_before_a_successor_begins(bench, monkeypatch):
+    """It divides its rows before it calls the ranks, which would add its gradient to the new model's."""
+    session, gate = bench.session(), asyncio.Event()
+    model = (await bench.create(session))["model_id"]
+    call = bench.group.call
+
+    async def wait(function: Any, *arguments: Any) -> Any:
+        if function is slot.update:
+            await gate.wait()
+        return await call(function, *arguments)
+
+    monkeypatch.setattr(bench.group, "call", wait)
+    bench.step(model, 1)
+    await asyncio.sleep(0)
+    bench.service.finish_session("ann", session)
+    successor = asyncio.create_task(bench.model("bob"))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    gate.set()
+    await successor
+    assert [name for name, *_ in bench.group.calls] == ["create", "update", "create"]
 
 
 async def test_a_client_reaches_nothing_of_another(bench):
@@ -293,6 +331,13 @@ async def test_unnamed_weights_are_kept_for_the_last_samplers_alone(bench, monke
         await bench.result(bench.save_for_sampler(model, number, sampling_session_seq_id=number))
     folder = next(bench.service._root.glob("ann/*/sampler_weights"))
     assert sorted(each.name for each in folder.iterdir()) == ["unnamed-3", "unnamed-4"]
+
+
+async def test_weights_without_a_name_replace_none_that_a_client_has_named(bench):
+    model = await bench.model()
+    await bench.result(bench.save_for_sampler(model, 1, path="unnamed-2"))
+    refused = await bench.result(bench.save_for_sampler(model, 2, sampling_session_seq_id=0))
+    assert "name: unnamed-2 exists" in refused["error"]
 
 
 async def test_sessions_that_ended_are_forgotten(bench):

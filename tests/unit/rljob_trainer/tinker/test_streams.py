@@ -15,7 +15,7 @@ class Commands:
     """Commands of one stream, which finish when the test lets them."""
 
     def __init__(self) -> None:
-        self.stream, self.begun, self.gates = Stream(), list[int](), dict[int, asyncio.Event]()
+        self.stream, self.begun, self.gates = Stream(asyncio.Lock()), list[int](), dict[int, asyncio.Event]()
 
     async def send(self, number: int) -> asyncio.Task[streams.Result]:
         async def work() -> streams.Result:
@@ -51,7 +51,7 @@ async def test_commands_run_one_after_the_other_whatever_their_order_of_arrival(
 
 
 async def test_a_command_that_fails_does_not_stop_the_next_one():
-    stream = Stream()
+    stream = Stream(asyncio.Lock())
 
     async def fail() -> streams.Result:
         raise RefusedError("wrong")

@@ -16,6 +16,7 @@ from rljob_trainer.tinker.wire import (
     RefusedError,
     parse,
     parse_batch,
+    read_adam,
     read_batch,
     read_sample,
     write_batch,
@@ -65,6 +66,11 @@ def test_weights_of_cross_entropy_are_one_unless_given():
         (encode(datum(**RL), loss="gspo"), "loss_fn: gspo is not supported; use cross_entropy, importance_sampling"),
         (encode(datum(**RL), loss="custom", config={"loss_id": "l"}), "custom runs in the client here"),
         (encode(datum(**RL), loss="ppo", config={"beta": 1.0}), "ppo has no beta; it has clip_low_threshold"),
+        (
+            encode(datum(**RL), loss="cispo", config={"clip_low_threshold": "0.7"}),
+            "low_threshold: must be a finite number",
+        ),
+        (encode(datum(**RL), loss="ppo", config={"clip_high_threshold": float("nan")}), "must be a finite number"),
         (encode(datum(target_tokens=TOKENS), loss="ppo"), "data[0].loss_fn_inputs: ppo needs logprobs"),
         (encode(datum(**RL)), "data[0].loss_fn_inputs: cross_entropy has no advantages; it has target_tokens"),
         (
@@ -72,6 +78,10 @@ def test_weights_of_cross_entropy_are_one_unless_given():
             "target_tokens: must have a value for each token of model_input, 4, got 2",
         ),
         (encode(datum(target_tokens=[1, 2, 3, 100])), "target_tokens: the model has the tokens 0 to 99"),
+        (
+            encode(datum(target_tokens=types.TensorData(data=[1.0, 2.5, 3.0, 4.0], dtype="float32", shape=[4]))),
+            "target_tokens: the model has the tokens 0 to 99",
+        ),
         (encode(datum([5, -1, 6, 7], target_tokens=TOKENS)), "model_input: the model has the tokens 0 to 99"),
         (encode(datum([1] * 9, target_tokens=[1] * 9)), "has 9 tokens; from 1 to 8 are possible"),
         (encode(datum(target_tokens=np.ones((4, 2), np.int64))), "must have one dimension"),
@@ -89,6 +99,22 @@ def test_the_sdk_reads_the_result_of_a_batch():
     output = deserialize_forward_backward_output(write_batch([np.array([-1, -2]), np.array([-3])], 6.5))
     assert [each["logprobs"].tolist() for each in output.loss_fn_outputs] == [[-1.0, -2.0], [-3.0]]
     assert output.metrics == {"loss:sum": 6.5}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "bounds"),
+    [
+        ("beta1", 1.0, "at least 0 and less than 1, got 1.0"),
+        ("beta2", -0.5, "at least 0 and less than 1"),
+        ("eps", 0.0, "at least 1e-30 and less than inf, got 0.0"),
+        ("weight_decay", float("nan"), "at least 0"),
+        ("grad_clip_norm", -1.0, "at least 0"),
+    ],
+)
+def test_settings_of_an_update_that_would_spoil_the_weights_are_refused(name, value, bounds):
+    assert read_adam(types.AdamParams(beta2=0.0, learning_rate=-1.0))["learning_rate"] == -1.0
+    with pytest.raises(RefusedError, match=f"optim_params.{name}: must be {bounds}"):
+        read_adam(types.AdamParams(**{name: value}))
 
 
 def ask(tokens: list[int] = TOKENS, **changes: Any) -> types.SampleRequest:
@@ -133,7 +159,12 @@ def test_an_answer_without_a_limit_fills_the_context():
         (ask([1] * 8), "has 8 tokens; from 1 to 7 are possible"),
         (ask([]), "has 0 tokens"),
         (ask([100]), "the model has the tokens 0 to 99"),
+        (ask(prompt_logprobs_last_n=4), "prompt_logprobs_last_n: must be less than the prompt's 4 tokens, got 4"),
         (ask(num_samples=0), "num_samples: must be from 1 to 1024, got 0"),
+        (
+            ask(params={"max_tokens": 0}),
+            "sampling_params.max_tokens: Input should be greater than or equal to 1, got 0",
+        ),
         (ask(params={"temperature": -1}), "sampling_params.temperature: Input should be greater than or equal to 0"),
     ],
 )

@@ -208,7 +208,7 @@ class Service:
             name = request.path if number is None else f"unnamed-{request.seq_id}"
             path, folder = self._new_checkpoint(model, "sampler_weights", name, overwrite=False)
             await self._group.call(slot.write_adapter, folder, model.rank)
-            self._complete(folder, model)
+            folder = self._complete(folder, model)
             if number is None:
                 return {"type": "save_weights_for_sampler", "path": path}
             model.unnamed.append(folder)
@@ -354,19 +354,24 @@ class Service:
             )
 
     def _new_checkpoint(self, model: Model, kind: str, name: str | None, *, overwrite: bool) -> tuple[str, Path]:
-        """Return the path and the folder of a checkpoint that is to be written."""
+        """Return the path of a checkpoint, and the folder in which it is written until it is complete."""
         if name is None or not _NAME.fullmatch(name):
             raise RefusedError(f"name: must be letters, digits, '.', '_' and '-', at most 128, got {name!r}")
         folder = self._folder(model.session.client, model.id, kind, name)
         if (folder / _FACTS).exists() and not overwrite:
             raise RefusedError(f"name: {name} exists; choose another name, or save_state(..., overwrite=True)")
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        return f"tinker://{model.id}/{kind}/{name}", folder
+        scratch = folder.with_name(f".{name}")  # no name of a client begins so
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.parent.mkdir(parents=True, exist_ok=True)
+        return f"tinker://{model.id}/{kind}/{name}", scratch
 
-    def _complete(self, folder: Path, model: Model) -> None:
+    def _complete(self, scratch: Path, model: Model) -> Path:
+        """Put a written checkpoint in the place of one with its name. Return its folder."""
         facts = {"rank": model.rank, "max_rank": self._max_rank, "base": self._name}
-        (folder / _FACTS).write_text(json.dumps(facts))
+        (scratch / _FACTS).write_text(json.dumps(facts))
+        folder = scratch.with_name(scratch.name.removeprefix("."))
+        shutil.rmtree(folder, ignore_errors=True)
+        return scratch.rename(folder)
 
     def _find_checkpoint(self, client: str, path: str, kind: str = "") -> tuple[Path, dict[str, Any]]:
         """Return the folder of a checkpoint of the client, and its facts."""

@@ -259,6 +259,19 @@ async def test_another_base_model_is_refused(bench):
         bench.sampler(session, base_model="other")
 
 
+async def test_a_state_stays_until_the_one_in_its_place_is_complete(bench):
+    model = await bench.model()
+    saved = await bench.result(bench.save(model, 1, "one"))
+
+    async def fail() -> None:
+        raise OSError("no space left")
+
+    bench.group.saved = fail
+    assert "no space left" in (await bench.result(bench.save(model, 2, "one", overwrite=True)))["error"]
+    request = types.LoadWeightsRequest(session_id=bench.session(), model_seq_id=0, path=saved["path"], optimizer=True)
+    assert (await bench.result(bench.service.load_weights("ann", request)))["model_id"]
+
+
 async def test_state_is_saved_by_name_and_loaded_into_a_new_model(bench, tmp_path):
     model = await bench.model()
     saved = await bench.result(bench.save(model, 1, "one"))

@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rljob_api.run.folder import FILE_METRICS
-from rljob_api.run.metrics import read_metrics
 from tests.paths import ROOT
-from tests.support.local_run import Run
+from tests.support.local_run import Run, run_beside_killed
 
 NUM_STEPS = 12
 REWARD = """
@@ -35,20 +33,9 @@ def start(folder: Path) -> Run:
 @pytest.mark.nightly
 @pytest.mark.slow
 def test_a_killed_job_draws_the_prompts_of_an_undisturbed_one(tmp_path: Path) -> None:
-    undisturbed, killed = start(tmp_path / "undisturbed"), None
-    try:
-        undisturbed.finish()
-        killed = start(tmp_path / "killed")
-        killed.wait_for_step(4)  # the last checkpoint is of step 3
-        killed.kill("-m rljob_trainer.head")
-        killed.wait_for_step(8)
-        killed.kill("ray::RankProcess")
-        summary = killed.finish()
-    finally:
-        for run in (undisturbed, killed):
-            if run is not None:
-                run.close()
-    expected, found = (read_metrics(run.folder / FILE_METRICS).steps for run in (undisturbed, killed))
+    expected, found, summary = run_beside_killed(
+        start, tmp_path, head_at=4, rank_at=8
+    )  # the last checkpoint is of step 3
     assert [(s.prompt_sources, s.prompts) for s in found] == [(s.prompt_sources, s.prompts) for s in expected]
     assert [s.num_skipped_prompts for s in found] == [s.num_skipped_prompts for s in expected]
     assert sum(s.num_skipped_prompts for s in found) > 0, "the curriculum passed over prompts"

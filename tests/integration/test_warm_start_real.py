@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rljob_api.run.folder import FILE_METRICS
-from rljob_api.run.metrics import read_metrics
 from tests.paths import ROOT
-from tests.support.local_run import Run
+from tests.support.local_run import Run, run_beside_killed
 
 NUM_WARM, NUM_STEPS = 30, 32
 
@@ -29,20 +27,7 @@ def start(folder: Path) -> Run:
 @pytest.mark.real
 @pytest.mark.slow
 def test_a_job_killed_in_its_warm_start_trains_the_weights_of_an_undisturbed_one(tmp_path: Path) -> None:
-    undisturbed, killed = start(tmp_path / "undisturbed"), None
-    try:
-        undisturbed.finish()
-        killed = start(tmp_path / "killed")
-        killed.wait_for_step(5)
-        killed.kill("-m rljob_trainer.head")
-        killed.wait_for_step(11)
-        killed.kill("ray::RankProcess")
-        summary = killed.finish()
-    finally:
-        for run in (undisturbed, killed):
-            if run is not None:
-                run.close()
-    expected, found = (read_metrics(run.folder / FILE_METRICS).steps for run in (undisturbed, killed))
+    expected, found, summary = run_beside_killed(start, tmp_path, head_at=5, rank_at=11)
     assert [step.prompts for step in found] == [step.prompts for step in expected]
     assert [step.num_samples for step in found] == [0] * NUM_WARM + [64] * (NUM_STEPS - NUM_WARM)
     digests = [[step.weight_digest for step in steps[:NUM_WARM]] for steps in (expected, found)]

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from rljob_api.run.folder import FILE_METRICS
-from rljob_api.run.metrics import read_metrics
+from rljob_api.run.metrics import StepRecord, read_metrics
 from rljob_api.run.summaries import RunSummary, read_run_summary
 from tests.paths import ROOT
 
@@ -138,3 +138,25 @@ def command_line(process: psutil.Process) -> str:
         return " ".join(process.cmdline())
     except psutil.NoSuchProcess:  # includes zombies
         return ""
+
+
+def run_beside_killed(
+    start: Callable[[Path], Run], folder: Path, *, head_at: int, rank_at: int
+) -> tuple[Sequence[StepRecord], Sequence[StepRecord], RunSummary]:
+    """Return the steps of an undisturbed run, and those and the summary of one whose head is killed at a step, and
+    later a rank. `start`: starts the run in a new folder."""
+    undisturbed, killed = start(folder / "undisturbed"), None
+    try:
+        undisturbed.finish()
+        killed = start(folder / "killed")
+        killed.wait_for_step(head_at)
+        killed.kill("-m rljob_trainer.head")
+        killed.wait_for_step(rank_at)
+        killed.kill("ray::RankProcess")
+        summary = killed.finish()
+    finally:
+        for run in (undisturbed, killed):
+            if run is not None:
+                run.close()
+    expected, found = (read_metrics(run.folder / FILE_METRICS).steps for run in (undisturbed, killed))
+    return expected, found, summary

@@ -111,7 +111,7 @@ def build_row(
 
 
 def given_rows() -> list[TrainRow]:
-    """The same tokens as given conversations: nobody has sampled them."""
+    """The same tokens as given conversations, which no rollout sampled."""
     return [
         dataclasses.replace(
             row, rollout_logprobs=np.zeros_like(row.rollout_logprobs), advantages=row.loss_mask.astype(np.float32)

@@ -132,8 +132,8 @@ def update_loss(
     is_given: bool = False,
 ) -> LossTerms:
     """Return the loss of one micro-batch, and what the update reports about its tokens. `is_given`: they are of given
-    conversations, so that the loss is the cross-entropy, -log pi, without an entropy bonus. Nobody has sampled them:
-    the log-probs in `inputs` are all those of the policy, and no correction changes anything."""
+    conversations, so that the loss is the cross-entropy, -log pi, without an entropy bonus. No
+    rollout sampled them: the log-probs in `inputs` are all those of the policy, and no correction changes anything."""
     spec = algorithm.settings.algorithm
     importance = importance_weights(inputs.proximal_logprobs, inputs.rollout_logprobs)
     correction = correct(inputs, spec)

@@ -273,7 +273,7 @@ def summarize_updates(
 ) -> UpdateNumbers:
     """Return the means over a step's updates; of what is a mean over tokens, those with trained tokens. The KL is
     unknown without a reference. What compares the trainer with the rollout is of the first update: later ones differ
-    from the rollout on purpose. `is_given`: nobody has sampled the tokens, so such numbers are unknown."""
+    from the rollout on purpose. `is_given`: the tokens are given, not sampled, so such numbers are unknown."""
     num_tokens = sum(update.num_tokens for update in updates)
     trained = [update for update in updates if update.trained_share > 0]
     first = trained[0] if trained and not is_given else None

@@ -117,6 +117,7 @@ class TrainerGroup:
         """`nodes`: ids of the Ray nodes of `ranks`. `pace`: of the groups before. `is_paused`: whether the job waits
         for an outage to end, for which no rank is to blame."""
         self._job, self._generation, self._ranks, self._nodes = job, generation, ranks, nodes
+        self._ended = asyncio.Event()
         self._needs = build_algorithm(job.spec).needs
         self._layout = PLAIN
         self._update = UpdateCounts()
@@ -309,10 +310,9 @@ class TrainerGroup:
         self._kill()
         raise error
 
-    @property
-    def has_ended(self) -> bool:
-        """Whether its ranks were ended, by `close` or since a call failed."""
-        return not self._ranks
+    async def wait_until_ended(self) -> None:
+        """Wait until its ranks are ended, by `close` or since a call failed."""
+        await self._ended.wait()
 
     async def close(self) -> None:
         """End every rank, and with rank 0 the weight server. Idempotent."""
@@ -433,6 +433,7 @@ class TrainerGroup:
         ranks, self._ranks = self._ranks, []
         for rank in ranks:
             ray.kill(rank)
+        self._ended.set()
 
 
 def connect() -> None:

@@ -2,8 +2,8 @@
 
     settings, environment --> Ray, ranks, rollouts --> the model without an adapter is published --> clients
 
-When a part fails that the service cannot go on without, its clients are told for some seconds, and it ends with the
-reason. Invariant: Ray's environment is set before the first import of Ray.
+When a part fails that the service needs, its clients get the reason for some seconds, and it ends with this reason.
+Invariant: Ray's environment is set before the first import of Ray.
 """
 
 import asyncio
@@ -33,13 +33,13 @@ from rljob_trainer.failures.configuration import explain_end
 from rljob_trainer.head.environment import Environment, read_environment
 from rljob_trainer.head.main import force_exit_after
 from rljob_trainer.ranks.ray_node import ray_environment
+from rljob_trainer.tinker.wire import ModelLimits
 
 log = logging.getLogger(__name__)
 
 _TELL_SECONDS = 15.0
-"""For which clients are told why the service ends: longer than the SDK's pauses between tries at first."""
+"""For which clients get the reason of the end: longer than the first pauses between the SDK's tries."""
 _END_SECONDS = 10.0
-_POLL_SECONDS = 0.5
 FOLDER = "tinker"
 """Folder of the clients' checkpoints, in the run's."""
 
@@ -117,10 +117,8 @@ async def serve(environment: Environment, settings: Settings, on_ray: Callable[[
             url = await server.start(settings.host, settings.port)
             head.board.set_phase("Serving")
             log.info("serves %s at %s", settings.name, url)
-            while True:
-                if group.has_ended:  # by a call that failed, whose client has the reason
-                    raise TransientError("a rank of the trainer died")
-                await asyncio.sleep(_POLL_SECONDS)
+            await group.wait_until_ended()  # by a call that failed, whose client has the reason
+            raise TransientError("a rank of the trainer died")
 
         async def watch() -> None:
             await run_with_watcher(group.watch(), watch_ray())
@@ -134,9 +132,7 @@ async def serve(environment: Environment, settings: Settings, on_ray: Callable[[
             raise
 
 
-def _read_limits(settings: ModelSettings):  # type: ignore[no-untyped-def]
-    from rljob_trainer.tinker.wire import ModelLimits
-
+def _read_limits(settings: ModelSettings) -> ModelLimits:
     config = text_config(settings.own.config)
     if not publishes_adapter(settings.job.spec, settings.own.config):
         raise UserError(f"spec.model: vLLM cannot load adapters of {config.get('model_type')} models")

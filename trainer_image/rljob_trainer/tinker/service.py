@@ -101,7 +101,7 @@ class Service:
         self._turn = asyncio.Lock()
         self.futures = Futures()
         self.failure = ""
-        """Why the service answers nothing any more."""
+        """Why all requests fail from now on; empty while the service runs."""
 
     def create_session(self, client: str, request: types.CreateSessionRequest) -> dict[str, Any]:
         self._end_sessions()
@@ -212,8 +212,8 @@ class Service:
             if number is None:
                 return {"type": "save_weights_for_sampler", "path": path}
             model.unnamed.append(folder)
-            for old in model.unnamed[:-_NUM_UNNAMED]:
-                shutil.rmtree(old, ignore_errors=True)
+            while len(model.unnamed) > _NUM_UNNAMED:
+                await asyncio.to_thread(shutil.rmtree, model.unnamed.pop(0), ignore_errors=True)
             sampler = self._add_sampler(model.session, number, folder, path)
             return {"type": "save_weights_for_sampler", "sampling_session_id": sampler.id}
 
@@ -394,7 +394,7 @@ class Service:
 
     def _folder(self, client: str, model_id: str, kind: str, name: str) -> Path:
         if not re.fullmatch(r"[\w:-]+", model_id):
-            raise RefusedError(f"path: {model_id} is no model")
+            raise RefusedError(f"path: {model_id} is not the id of a model")
         return self._root / client / model_id.replace(":", "-") / kind / name
 
 

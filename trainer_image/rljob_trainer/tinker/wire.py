@@ -91,7 +91,7 @@ def parse_batch(body: bytes) -> Any:
 
 
 def read_batch(request: Any, limits: ModelLimits) -> Batch:
-    settings = {  # a text is no number
+    settings = {  # a text would be 0
         name: value.number if value.HasField("number") else math.nan
         for name, value in request.loss_fn_config_v2.items()
     } or dict(request.loss_fn_config)

@@ -1,25 +1,5 @@
-"""The models of these tests are tiny."""
+"""The fixtures of the policy's tests: the models of these are as tiny."""
 
-from __future__ import annotations
+from tests.process.rljob_trainer.policy.conftest import one_thread, outcome
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
-
-import pytest
-import torch
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads would only wait for each other on a busy machine."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
-
-
-@pytest.fixture(scope="module")
-def outcome(folder: Path) -> Callable[[str, int], dict[str, Any]]:
-    """What a scenario wrote with this number of ranks. `folder` is the module's."""
-    return lambda name, num_ranks: torch.load(folder / f"{name}-{num_ranks}.pt", weights_only=False)
+__all__ = ["one_thread", "outcome"]

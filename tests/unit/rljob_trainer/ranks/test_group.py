@@ -53,6 +53,17 @@ async def test_rows_without_advantage_train_a_critic(monkeypatch, algorithm, tra
     assert [method for method, _ in sent] == ["accumulate"] * trains
 
 
+async def test_a_group_without_ranks_has_ended(monkeypatch):
+    group, killed = TrainerGroup(job_of(), "g", ["rank"]), []
+    monkeypatch.setattr(group_module.ray, "kill", killed.append)
+    ended = asyncio.create_task(group.wait_until_ended())
+    await asyncio.sleep(0)
+    assert not ended.done()
+    group._kill()
+    await ended
+    assert killed == ["rank"]
+
+
 async def test_memory_of_all_ranks_adds_up(monkeypatch):
     async def call_all(self, method, arguments):
         return [(5, 2), (7, 3)] if method == "free" else [None, None]

@@ -1,4 +1,4 @@
-"""Sessions, models, samplers and checkpoints: what a client may do, and what it is told otherwise."""
+"""Sessions, models, samplers and checkpoints: what a client may do, and the error otherwise."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ async def test_a_model_with_commands_is_not_replaced(bench):
     with pytest.raises(RefusedError, match="has commands that run"):
         await bench.create(session, number=1)
     bench.now = 200.0
-    assert await bench.model("bob"), "the command of a client that is gone waits for ever"
+    assert await bench.model("bob"), "the command of a client that went away waits for ever"
     assert "update" not in [name for name, *_ in bench.group.calls]
 
 

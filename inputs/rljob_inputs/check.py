@@ -144,7 +144,6 @@ def _check_all(job: RLJob, locate: Callable[[str], str | None], access: HubAcces
         _merge(report, found)
         if isinstance(served_model, TeacherModel):
             _check_teacher(report, path, opened, model)
-            _check_teacher_length(report, path, served_model.max_model_len, job.spec.rollout.max_model_len)
     # Only the job itself writes to the storage for its files; here it is listed.
     try:
         if job.copy_url:
@@ -302,14 +301,6 @@ def _check_served_model(
     if opened is not None:
         report.findings += find_unread(f"{path}.chatTemplateArguments", model.chat_template_arguments, opened.own)
     return report, opened
-
-
-def _check_teacher_length(report: InputsReport, path: str, length: int | None, longest: int | None) -> None:
-    if length and longest and length <= longest:
-        message = (
-            f"is {length}, and episodes may have {longest} tokens (rollout.maxModelLen): those of {length} or more"
-        )
-        report.add(f"{path}.maxModelLen", f"{message} are invalid; set it to {longest + 1}", is_warning=True)
 
 
 def _check_teacher(report: InputsReport, path: str, teacher: _Model | None, policy: _Model | None) -> None:

@@ -393,14 +393,3 @@ def test_a_teacher_with_another_tokenizer_is_an_error(folder):
     file.write_text(json.dumps(text))
     message = errors(check(folder, **sections))["spec.rewards[0].teacher.model.source"]
     assert "reads the policy's token ids of 'Two times 21" in message
-
-
-def test_a_teacher_that_cannot_read_the_longest_episodes_is_a_warning(folder):
-    found = [
-        warnings(check(folder, rollout={"maxModelLen": 32}, **teach(folder, maxModelLen=length))) for length in (32, 33)
-    ]
-    path = "spec.rewards[0].teacher.model.maxModelLen"
-    assert [path in each for each in found] == [True, False]
-    assert found[0][path] == (
-        "is 32, and episodes may have 32 tokens (rollout.maxModelLen): those of 32 or more are invalid; set it to 33"
-    )

@@ -92,6 +92,22 @@ def build_row(completion: list[int], advantage: float) -> TrainRow:
     )
 
 
+async def start_again(job: RLJob, model: Path, run: RunFolder) -> Any:
+    """Start a group on Pods that must join first."""
+    import ray
+
+    from rljob_trainer.ranks.group import TrainerGroup
+
+    reports: list[str] = []
+    try:
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            return await TrainerGroup.start(
+                job, model=str(model), run=run, generation="g2", checkpoint=None, report=reports.append
+            )
+    except TimeoutError:
+        raise AssertionError(f"it has reported {reports}; the nodes: {ray.nodes()}") from None
+
+
 async def update(group: Any, rows: list[TrainRow]) -> UpdateMetrics:
     """Train on the rows in two calls: of 7, and of 1, with which one of the ranks has nothing to do."""
     for part in (rows[:7], rows[7:]):
@@ -355,8 +371,9 @@ async def test_trainer_pods_join_a_restarted_head(pods: Pods, model: Path, run: 
     await pods.head.close()
     pods.head = RayHead(HEAD)
     await pods.head.start()
-    restarted = await TrainerGroup.start(job, model=str(model), run=run, generation="g2", checkpoint=None, report=print)
-    assert (await update(restarted, build_rows(0))).num_tokens > 0
+    restarted = await start_again(job, model, run)
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        assert (await update(restarted, build_rows(0))).num_tokens > 0
     await wait_for_end(group.process_ids)
     await restarted.close()
 

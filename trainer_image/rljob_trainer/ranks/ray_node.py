@@ -55,11 +55,16 @@ def build_start_command(arguments: Sequence[str], address: str, folder: str, sto
 def is_listening(address: str, port: int | None = None) -> bool:
     """`port`: of the Ray head, by default."""
     try:
-        place = (address, listening_port(PORT_RAY) if port is None else port)
-        socket.create_connection(place, timeout=_CONNECT_SECONDS).close()
+        connect(address, port)
     except OSError:
         return False
     return True
+
+
+def connect(address: str, port: int | None = None) -> None:
+    """Open a connection, and close it. OSError if there is none: ConnectionRefusedError if no process listens."""
+    place = (address, listening_port(PORT_RAY) if port is None else port)
+    socket.create_connection(place, timeout=_CONNECT_SECONDS).close()
 
 
 class Raylet:

@@ -166,7 +166,7 @@ log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.5
 _WAIT_LOG_SECONDS = 30.0
 _HEAD_GONE_SECONDS = 3.0
-"""A head that accepts no connection for this long is dead. Ray's own node would wait for a minute."""
+"""A head that does not answer for this long is dead. Ray's own node would wait for a minute."""
 _LOOKUP_SECONDS = 5.0
 """Interval of DNS lookups of the head. A new head has a new address, and another Pod may reuse the old one for its own
 Ray, which accepts connections."""
@@ -282,10 +282,16 @@ class Worker:
             if raylet.has_died():
                 return "the Ray node lost its raylet"
             now = time.monotonic()
-            if ray_node.is_listening(head_address):
+            try:
+                ray_node.connect(head_address)
                 last_seen = now
-            elif now - last_seen > _HEAD_GONE_SECONDS:
-                return "the head accepts no connection"
+            except ConnectionRefusedError:
+                # Its process has ended. The next one may listen before _HEAD_GONE_SECONDS have passed, and this node
+                # would wait for 40 s and more until its raylet finds that it does not belong to that head.
+                return "the head has ended"
+            except OSError:
+                if now - last_seen > _HEAD_GONE_SECONDS:
+                    return "the head accepts no connection"
             if now - last_lookup > _LOOKUP_SECONDS:
                 addresses = discovery.resolve(self.head)
                 if addresses and head_address not in addresses:  # no address proves nothing: DNS may be down

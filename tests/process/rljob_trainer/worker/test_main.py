@@ -43,7 +43,7 @@ WORKER_PROGRAM = """
 import sys
 from rljob_trainer.worker import main
 main._LOOKUP_SECONDS = 0.1
-main._HEAD_GONE_SECONDS = 0.3
+main._HEAD_GONE_SECONDS = float(sys.argv[1])
 main._POLL_SECONDS = 0.05
 main.build_command = lambda address, head, *_: [sys.executable, "-c", "import time; time.sleep(600)", head]
 sys.exit(main.main())
@@ -63,7 +63,7 @@ def test_all_descendants_end_including_orphans_and_sigterm_ignorers():
 class TrainerPod:
     """The worker's program and its hosts file."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, head_gone_seconds: float) -> None:
         self.hosts, self.log = folder / "hosts", folder / "log"
         self.hosts.write_text("")
         (folder / "job.yaml").write_text(yaml.safe_dump(JOB))
@@ -78,7 +78,10 @@ class TrainerPod:
         }
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", WORKER_PROGRAM], env={**os.environ, **variables}, stdout=log, stderr=log
+                [sys.executable, "-c", WORKER_PROGRAM, str(head_gone_seconds)],
+                env={**os.environ, **variables},
+                stdout=log,
+                stderr=log,
             )
 
     def name_head(self, *addresses: str) -> None:
@@ -114,8 +117,8 @@ def listen(address: str) -> socket.socket:
 
 
 @pytest.fixture
-def pod(tmp_path):
-    pod = TrainerPod(tmp_path)
+def pod(tmp_path, request):
+    pod = TrainerPod(tmp_path, getattr(request, "param", 0.3))
     yield pod
     pod.process.send_signal(signal.SIGTERM)
     assert pod.process.wait(DEADLINE_SECONDS) == 0
@@ -134,6 +137,17 @@ def test_node_leaves_the_old_head_and_joins_the_new_one(pod, is_reused):
     with listener, listen(new):
         pod.name_head(new)
         pod.wait_for_nodes(new)
+
+
+@pytest.mark.parametrize("pod", [1e6], indirect=True, ids=["however long a silent head is waited for"])
+def test_node_leaves_a_head_that_has_ended(pod):
+    """Its successor on the same address may listen after a second."""
+    head = next_address()
+    with listen(head):
+        pod.name_head(head)
+        pod.wait_for_nodes(head)
+    pod.wait_for_nodes()
+    assert "leaving the head at" in pod.log.read_text()
 
 
 def test_node_stays_while_the_head_has_no_address(pod):

@@ -371,6 +371,32 @@ def test_reward_model_is_kept_over_an_upgrade(monkeypatch, change, rolls):
         assert all(contains(children[key_of(child)], stamp(child)) for child in made.children), "it settles"
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "rolls"),
+    [
+        (UNNAMED, NAMED, False),
+        (NAMED, UNNAMED | {"replicas": 3}, False),
+        (NAMED, UNNAMED | {"env": {"A": "1"}}, True),
+        (UNNAMED, OTHER, True),
+        (OTHER, NAMED, True),
+    ],
+)
+@pytest.mark.parametrize("is_upgraded", [False, True])
+def test_name_of_the_default_service_account_replaces_no_pod_of_a_reward_model(
+    monkeypatch, before, after, rolls, is_upgraded
+):
+    children = {key_of(child): stamp(child) for child in plan_model({}, **before).children}
+    templates = [child["spec"]["template"] for child in children.values() if child["kind"] == "Deployment"]
+    if is_upgraded:
+        change_code(monkeypatch)
+    for _ in range(2):
+        made = plan_model(children, NEWER if is_upgraded else DEFAULTS, **after)
+        children |= {key_of(child): stamp(child) for child in made.children}
+    templates += [child["spec"]["template"] for child in made.children if child["kind"] == "Deployment"]
+    assert (templates[0] != templates[1]) == rolls
+    assert made.delete == ()
+
+
 class UpgradeMachine(RuleBasedStateMachine):
     """Pods of a role are replaced if and only if its configuration changes. Head and trainers run one version."""
 

@@ -9,7 +9,6 @@ operator never replace a Pod of an existing workload.
 from collections.abc import Mapping
 from typing import Any
 
-from rljob_api.wire.contract import LABEL_VERSION
 from rljob_core.backend import ChildKey, Manifest, Owner
 from rljob_core.children.common import SANDBOX_TEMPLATE, digest
 
@@ -84,10 +83,9 @@ def keep_running(desired: Manifest, running: Manifest) -> Manifest:
     kept = _with_annotations(desired, kept_digests)
     if not is_outdated(desired, running):
         return kept
-    # The label has the version that built the Pods.
-    labels = {k: v for k, v in (desired["metadata"].get("labels") or {}).items() if k != LABEL_VERSION}
-    version = (running["metadata"].get("labels") or {}).get(LABEL_VERSION)
-    labels |= {LABEL_VERSION: version} if version else {}
+    # The version is that which built the Pods. A new label would be a write of all workloads.
+    labels, old = (each["metadata"].get("labels") or {} for each in (desired, running))
+    labels = {name: old[name] for name in labels.keys() & old.keys()}
     spec = {name: value for name, value in desired["spec"].items() if name in _MUTABLE[desired["kind"]]}
     return kept | {"metadata": kept["metadata"] | {"labels": labels}, "spec": spec | kept_fields(running)}
 

@@ -371,6 +371,18 @@ def test_reward_model_is_kept_over_an_upgrade(monkeypatch, change, rolls):
         assert all(contains(children[key_of(child)], stamp(child)) for child in made.children), "it settles"
 
 
+def test_workload_of_a_reward_model_gets_no_label_that_its_version_did_not_know(monkeypatch):
+    """As those of c56f54c2, which had no app.kubernetes.io/name: a write would be its second generation."""
+    children = {key_of(child): child for child in plan_model({}).children}
+    for child in children.values():
+        del child["metadata"]["labels"]["app.kubernetes.io/name"]
+    children = {key: stamp(child) for key, child in children.items()}
+    change_code(monkeypatch)
+    made = {key_of(child): stamp(child) for child in plan_model(children, NEWER).children}
+    written = {key.kind for key in made if not contains(children[key], made[key])}
+    assert written == {"Secret", "ConfigMap", "Service", "NetworkPolicy"}
+
+
 @pytest.mark.parametrize(
     ("before", "after", "rolls"),
     [

@@ -33,7 +33,6 @@ _MUTABLE = {
 """Fields of a workload's spec that may change at any time without replacing Pods."""
 KINDS = tuple(_MUTABLE)
 """What keeps what it runs."""
-_RECREATED = ("Job", "StatefulSet")
 _Children = Mapping[ChildKey, Manifest]
 
 
@@ -72,20 +71,20 @@ def name_otherwise(owner: Owner) -> Any:
     """The owner of the same Pods, with Kubernetes' default service account named if it is not, and the reverse. None:
     it names another one."""
     if (account := owner.spec.service_account_name) in (None, "default"):
-        named = owner.spec.model_copy(update={"service_account_name": None if account else "default"})
-        return owner.model_copy(update={"spec": named})
+        other = {"service_account_name": None if account else "default"}
+        return owner.model_copy(update={"spec": owner.spec.model_copy(update=other)})
     return None
 
 
 def keep_running(desired: Manifest, running: Manifest) -> Manifest:
     """`desired` with all that `running` must keep, if the operator built it differently."""
-    kept_digests = {name: _annotations_of(running).get(name) for name in (ANNOTATION_BUILT, *_AT_START)}
-    kept = _with_annotations(desired, kept_digests)
+    old_annotations = _annotations_of(running)
+    kept = _with_annotations(desired, {name: old_annotations.get(name) for name in (ANNOTATION_BUILT, *_AT_START)})
     if not is_outdated(desired, running):
         return kept
     # The version is that which built the Pods. A new label would be a write of all workloads.
-    labels, old = (each["metadata"].get("labels") or {} for each in (desired, running))
-    labels = {name: old[name] for name in labels.keys() & old.keys()}
+    old = running["metadata"].get("labels", {})
+    labels = {name: old[name] for name in old if name in desired["metadata"]["labels"]}
     spec = {name: value for name, value in desired["spec"].items() if name in _MUTABLE[desired["kind"]]}
     return kept | {"metadata": kept["metadata"] | {"labels": labels}, "spec": spec | kept_fields(running)}
 
@@ -98,7 +97,7 @@ def is_outdated(desired: Manifest, running: Manifest) -> bool:
 def must_recreate(desired: Manifest, running: Manifest) -> bool:
     """Whether `running` must be deleted before `desired` is applied. The template of a Job is immutable. A StatefulSet
     would replace the trainers one after the other, and each would end the training group."""
-    return desired["kind"] in _RECREATED and is_outdated(desired, running)
+    return desired["kind"] in ("Job", "StatefulSet") and is_outdated(desired, running)
 
 
 def kept_fields(workload: Manifest) -> Manifest:

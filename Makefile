@@ -249,7 +249,7 @@ test-wheels: cpu-build ## Install each extra from its wheels into an empty envir
 
 ##@ Release
 RELEASE := $(BIN)/python -m dev.release --images $(or $(IMAGES),all) $(if $(REGISTRY),--registry $(REGISTRY)) \
-  $(if $(INSECURE),--insecure) $(if $(DRY_RUN),--dry-run)
+  $(if $(ARCHITECTURES),--architectures $(ARCHITECTURES)) $(if $(INSECURE),--insecure) $(if $(DRY_RUN),--dry-run)
 
 .PHONY: release
 release: $(DEVELOP) ## Release VERSION=0.2.0: check, build all into release/, push to REGISTRY= if given, commit and tag (DRY_RUN=1, IMAGES=none)

@@ -72,11 +72,8 @@ def find_effect(schema: Schema, path: Path) -> str:
         return "reloaded"
     for agent in range(3):
         old, new = (_build_workloads(schema, path, agent, index) for index in (0, 1))
-        replaced = {
-            workload["metadata"]["labels"][LABEL_ROLE]
-            for key, workload in new.items()
-            if not keep.has_same_configuration(workload, old.get(key, {"metadata": {}}), ignores_scheduling=True)
-        }
+        unchanged = keep.find_unchanged(new, old)
+        replaced = {new[key]["metadata"]["labels"][LABEL_ROLE] for key in new.keys() - unchanged}
         if replaced:
             return "all" if len(replaced) == len(_ROLES) else ", ".join(role for role in _ROLES if role in replaced)
         before, after = (

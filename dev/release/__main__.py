@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import platform
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -26,20 +26,10 @@ from rljob_cluster.images.build import FOLDERS
 from rljob_core.defaults import image_tag
 
 
-@dataclass(frozen=True)
-class Options:
-    out: Path
-    images: Sequence[str]
-    registry: str | None
-    insecure: bool
-    dry_run: bool
-
-
 def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
-    given = _parse(arguments)
-    options = _options(given)
+    options = _parse(arguments)
     try:
-        made = release(root, given.version, given.date, options) if given.version else build(root, options)
+        made = release(root, options.version, options.date, options) if options.version else build(root, options)
     except (ValueError, ClusterError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -55,22 +45,24 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m dev.release", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("version", nargs="?", metavar="VERSION", help="such as 0.2.0; default: build this commit")
-    parser.add_argument("--out", type=Path, help="folder for what is built; default: release/VERSION")
-    parser.add_argument("--images", default="all", help="all, none, or names such as operator,reward")
-    parser.add_argument("--registry", help="push images and chart there, such as registry.example.com/team")
+    parser.add_argument("--out", type=Path, default=Path("release"), help="folder of VERSION/; default: %(default)s")
+    names = "all, none, or names such as operator,reward"
+    parser.add_argument("--images", default="all", type=_read_images, help=names)
+    there = "push images and chart there, such as registry.example.com/team"
+    parser.add_argument("--registry", type=lambda text: text.rstrip("/"), help=there)
+    machine = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine())
+    parser.add_argument("--architectures", default=machine, help="of the images in the registry; default: %(default)s")
     parser.add_argument("--insecure", action="store_true", help="the registry speaks HTTP")
     parser.add_argument("--dry-run", action="store_true", help="build, but neither commit nor tag nor push")
     parser.add_argument("--date", default=datetime.now(UTC).strftime("%Y-%m-%d"), help="of the release; default: today")
     return parser.parse_args(arguments)
 
 
-def _options(given: argparse.Namespace) -> Options:
-    names = {"all": tuple(FOLDERS), "none": ()}.get(given.images, tuple(given.images.split(",")))
-    registry = (given.registry or "").rstrip("/") or None
-    return Options(given.out or Path("release"), names, registry, given.insecure, given.dry_run)
+def _read_images(text: str) -> tuple[str, ...]:
+    return {"all": tuple(FOLDERS), "none": ()}.get(text, tuple(text.split(",")))
 
 
-def release(root: Path, version: str, date: str, options: Options) -> str:
+def release(root: Path, version: str, date: str, options: argparse.Namespace) -> str:
     """Return what was made. Raise ValueError with all that keeps the version from being released."""
     if problems := checks.find_problems(git.read_facts(root), version):
         raise ValueError("\n  ".join([f"{version} cannot be released:", *problems]))
@@ -108,7 +100,7 @@ def _write_version(tree: Path, version: str) -> list[Path]:
     return [tree / path for path in changed]
 
 
-def build(root: Path, options: Options) -> str:
+def build(root: Path, options: argparse.Namespace) -> str:
     """Build the commit that is checked out, from a clone; of main, with the commit in its version."""
     facts, commit = git.read_facts(root), git.read_commit(root)
     version = checks.find_build_version(facts, commit, git.list_tags_of_head(root))
@@ -118,7 +110,7 @@ def build(root: Path, options: Options) -> str:
         return build_tree(tree, version, commit, options)
 
 
-def build_tree(tree: Path, version: str, commit: str, options: Options) -> str:
+def build_tree(tree: Path, version: str, commit: str, options: argparse.Namespace) -> str:
     """Build and push all; return a line for each part."""
     out = options.out / image_tag(version)
     shutil.rmtree(out, ignore_errors=True)
@@ -126,7 +118,8 @@ def build_tree(tree: Path, version: str, commit: str, options: Options) -> str:
         (out / name).mkdir(parents=True)
     helm = find_or_build("helm") / "helm"
     packages.build_wheels(tree, (out / "wheels").resolve(), git.read_time(tree))
-    chart = packages.package_chart(helm, tree, out, commit, options.registry)
+    architectures = options.architectures if options.images else ""
+    chart = packages.package_chart(helm, tree, out, commit, options.registry, architectures)
     packages.write_licences(out, packages.write_sboms(tree, out / "sbom", version))
     title = version if checks.is_released(version) else "Unreleased"
     (out / "NOTES.md").write_text(changelog.read_section((tree / "CHANGELOG.md").read_text(), title) + "\n")
@@ -138,13 +131,9 @@ def build_tree(tree: Path, version: str, commit: str, options: Options) -> str:
     facts = {"version": version, "tag": image_tag(version), "commit": commit, "images": built, "pushed": pushed}
     (out / "release.json").write_text(json.dumps(facts, indent=2) + "\n")
     packages.write_checksums(out)
-    return _describe(out, version, commit, pushed)
-
-
-def _describe(out: Path, version: str, commit: str, pushed: dict[str, str]) -> str:
     wheels = len(list((out / "wheels").glob("*.whl")))
-    lines = [f"RLJob {version}, commit {commit}: {wheels} wheels, chart, SBOMs, licences and SHA256SUMS in {out}"]
-    return "\n".join([*lines, *(f"pushed {name} {digest}" for name, digest in pushed.items())])
+    made = f"RLJob {version}, commit {commit}: {wheels} wheels, chart, SBOMs, licences and SHA256SUMS in {out}"
+    return "\n".join([made, *(f"pushed {name} {digest}" for name, digest in pushed.items())])
 
 
 if __name__ == "__main__":

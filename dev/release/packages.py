@@ -38,12 +38,12 @@ def build_wheels(tree: Path, out: Path, seconds: str) -> None:
         shutil.copy(path, out)
 
 
-def package_chart(helm: Path, tree: Path, out: Path, commit: str, registry: str | None) -> Path:
-    """Package a copy of the chart that names its commit and, with a registry, the images there."""
+def package_chart(helm: Path, tree: Path, out: Path, commit: str, registry: str | None, architectures: str) -> Path:
+    """Package a copy of the chart that names its commit, the images of a registry, and their nodes."""
     copy = out / "rljob"
     shutil.copytree(tree / "charts/rljob", copy)
     for name in ("Chart.yaml", "values.yaml", "README.md"):
-        (copy / name).write_text(describe(name, (copy / name).read_text(), commit, registry))
+        (copy / name).write_text(describe(name, (copy / name).read_text(), commit, registry, architectures))
     subprocess.run([helm, "package", copy, "--destination", out], stdout=subprocess.DEVNULL, check=True)
     shutil.rmtree(copy)
     return next(out.glob("rljob-*.tgz"))

@@ -22,7 +22,6 @@ from rljob_api.wire.contract import MANAGED_BY
 from rljob_core.backend import Manifest
 from rljob_core.children import keep
 from rljob_core.children.common import digest
-from rljob_core.children.keep import without_kept_fields
 
 ANNOTATION_STAMP = "rljob.dev/applied"
 _LIST_KEYS = ("mountPath", "name", "uid")
@@ -33,9 +32,10 @@ _QUANTITY = ("sizeLimit", "divisor")
 
 
 def stamp(manifest: Manifest) -> Manifest:
-    """The manifest with its digest as an annotation."""
-    metadata = manifest["metadata"]
-    annotations = metadata.get("annotations", {}) | {ANNOTATION_STAMP: digest(without_kept_fields(manifest))}
+    """The manifest with its digest as an annotation: of a workload, without what `keep` has the digest of."""
+    metadata, kept = manifest["metadata"], keep.kept_fields(manifest)
+    rest = {"spec": {name: value for name, value in manifest["spec"].items() if name not in kept}} if kept else {}
+    annotations = metadata.get("annotations", {}) | {ANNOTATION_STAMP: digest(manifest | rest)}
     return manifest | {"metadata": metadata | {"annotations": annotations}}
 
 

@@ -7,9 +7,9 @@ operator never replace a Pod of an existing workload.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
-from rljob_api.wire.contract import LABEL_VERSION
-from rljob_core.backend import Manifest
+from rljob_core.backend import ChildKey, Manifest, Owner
 from rljob_core.children.common import SANDBOX_TEMPLATE, digest
 
 ANNOTATION_CONFIGURATION = "rljob.dev/configuration"
@@ -33,7 +33,7 @@ _MUTABLE = {
 """Fields of a workload's spec that may change at any time without replacing Pods."""
 KINDS = tuple(_MUTABLE)
 """What keeps what it runs."""
-_RECREATED = ("Job", "StatefulSet")
+_Children = Mapping[ChildKey, Manifest]
 
 
 def record_configuration(
@@ -47,61 +47,63 @@ def record_configuration(
 
 def record_built(child: Manifest) -> Manifest:
     """The child with the digest of what it keeps, if it is a workload."""
-    if child["kind"] not in KINDS:
-        return child
-    return _with_annotations(child, {ANNOTATION_BUILT: digest(kept_fields(child))})
+    kept = kept_fields(child)
+    return _with_annotations(child, {ANNOTATION_BUILT: digest(kept)}) if kept else child
 
 
-def has_same_configuration(desired: Manifest, running: Manifest, *, ignores_scheduling: bool) -> bool:
-    """Whether the user's configuration is the one from which `running` was built."""
+def find_unchanged(built: _Children, existing: _Children, ignores_scheduling: bool = True) -> set[ChildKey]:
+    """The existing workloads that were built from the user's configuration."""
+    return {
+        key
+        for key in built.keys() & existing.keys()
+        if key.kind in KINDS and _is_same(built[key], existing[key], ignores_scheduling)
+    }
+
+
+def _is_same(desired: Manifest, running: Manifest, ignores_scheduling: bool) -> bool:
     new, old = _annotations_of(desired), _annotations_of(running)
     names = [next((name for name in _AT_START if name in old), ANNOTATION_CONFIGURATION)]
     names += [] if ignores_scheduling else [ANNOTATION_SCHEDULING]
     return all(new.get(name) == old.get(name) for name in names)
 
 
+def name_otherwise(owner: Owner) -> Any:
+    """The owner of the same Pods, with Kubernetes' default service account named if it is not, and the reverse. None:
+    it names another one."""
+    if (account := owner.spec.service_account_name) in (None, "default"):
+        other = {"service_account_name": None if account else "default"}
+        return owner.model_copy(update={"spec": owner.spec.model_copy(update=other)})
+    return None
+
+
 def keep_running(desired: Manifest, running: Manifest) -> Manifest:
     """`desired` with all that `running` must keep, if the operator built it differently."""
-    kept_digests = {name: _annotations_of(running).get(name) for name in (ANNOTATION_BUILT, *_AT_START)}
-    kept = _with_annotations(desired, kept_digests)
+    old_annotations = _annotations_of(running)
+    kept = _with_annotations(desired, {name: old_annotations.get(name) for name in (ANNOTATION_BUILT, *_AT_START)})
     if not is_outdated(desired, running):
         return kept
-    mutable = _MUTABLE[desired["kind"]]
-    spec = {name: value for name, value in desired["spec"].items() if name in mutable}
-    return _keep_version(kept, running) | {"spec": spec | kept_fields(running)}
-
-
-def _keep_version(desired: Manifest, running: Manifest) -> Manifest:
-    """The label has the version that built the Pods."""
-    labels = {k: v for k, v in (desired["metadata"].get("labels") or {}).items() if k != LABEL_VERSION}
-    version = (running["metadata"].get("labels") or {}).get(LABEL_VERSION)
-    labels |= {LABEL_VERSION: version} if version else {}
-    return desired | {"metadata": desired["metadata"] | {"labels": labels}}
+    # The version is that which built the Pods. A new label would be a write of all workloads.
+    old = running["metadata"].get("labels", {})
+    labels = {name: old[name] for name in old if name in desired["metadata"]["labels"]}
+    spec = {name: value for name, value in desired["spec"].items() if name in _MUTABLE[desired["kind"]]}
+    return kept | {"metadata": kept["metadata"] | {"labels": labels}, "spec": spec | kept_fields(running)}
 
 
 def is_outdated(desired: Manifest, running: Manifest) -> bool:
     """Whether the operator built `running` differently."""
-    return bool(_annotations_of(desired).get(ANNOTATION_BUILT) != _annotations_of(running).get(ANNOTATION_BUILT))
+    return _annotations_of(desired).get(ANNOTATION_BUILT) != _annotations_of(running).get(ANNOTATION_BUILT)
 
 
 def must_recreate(desired: Manifest, running: Manifest) -> bool:
     """Whether `running` must be deleted before `desired` is applied. The template of a Job is immutable. A StatefulSet
     would replace the trainers one after the other, and each would end the training group."""
-    return desired["kind"] in _RECREATED and is_outdated(desired, running)
-
-
-def without_kept_fields(child: Manifest) -> Manifest:
-    """The child without what ANNOTATION_BUILT has the digest of."""
-    mutable = _MUTABLE.get(child.get("kind", ""))
-    if mutable is None:
-        return child
-    return child | {"spec": {name: value for name, value in child["spec"].items() if name in mutable}}
+    return desired["kind"] in ("Job", "StatefulSet") and is_outdated(desired, running)
 
 
 def kept_fields(workload: Manifest) -> Manifest:
-    """The fields of the spec that are kept: the Pods, and what is immutable."""
-    mutable = _MUTABLE[workload["kind"]]
-    return {name: value for name, value in workload["spec"].items() if name not in mutable}
+    """The fields of the spec that are kept: the Pods, and what is immutable. Other objects have none."""
+    spec: Manifest = workload.get("spec", {})
+    return {name: value for name, value in spec.items() if name not in _MUTABLE.get(workload.get("kind", ""), spec)}
 
 
 def _annotations_of(workload: Manifest) -> dict[str, str]:

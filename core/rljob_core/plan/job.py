@@ -28,7 +28,7 @@ from rljob_core.defaults import DEFAULTS, Defaults
 from rljob_core.plan import active_time, conditions, job_status, lifecycle, run_files
 from rljob_core.plan.apply_scaling import is_autoscaled, scale_job, scaling_events
 from rljob_core.plan.avoided_nodes import avoidance_events, find_avoided
-from rljob_core.plan.built_children import Build, Built, build_checked
+from rljob_core.plan.built_children import Build, build_checked
 from rljob_core.plan.causes import find_blocking_pods, find_causes
 from rljob_core.plan.failures import Failures, count_failures, is_stored, reset_event, why_reset
 from rljob_core.plan.gang import evaluate_gang
@@ -139,7 +139,7 @@ class _Context:
         return lifecycle.decide_lifecycle(self.observed, self.failures, self.now)
 
     @cached_property
-    def built(self) -> Built:
+    def built(self) -> tuple[dict[ChildKey, Manifest], list[str]]:
         """Workloads that run with or without the name of Kubernetes' default account are built as they run: the name
         changes nothing in their Pods."""
         job, observed = self.job, self.observed
@@ -147,19 +147,18 @@ class _Context:
         token = read_token(secret) or self._new_token()
         children, problems = self._build(job, token, self._defaults, observed.state.reward_models)
         built = {key_of(child): child for child in children}
-        changed = {key for key in built.keys() & observed.children if key.kind in keep.KINDS}
-        changed -= _find_unchanged(observed, built)
-        if changed and (account := job.spec.service_account_name) in (None, "default"):
-            job = job.with_spec(service_account_name=None if account else "default")
-            others, _ = self._build(job, token, self._defaults, observed.state.reward_models)
+        changed = {key for key in observed.children if key.kind in keep.KINDS} - _find_unchanged(observed, built)
+        if changed and (other := keep.name_otherwise(job)):
+            others, _ = self._build(other, token, self._defaults, observed.state.reward_models)
             named = {key_of(child): child for child in others}
             built |= {key: named[key] for key in changed & _find_unchanged(observed, named)}
-        children = [*built.values()]
-        return (mark_queue(children, self._policy_queue) if self._policy_queue else children), problems
+        if queue := self._policy_queue:
+            built = {key: mark_queue(child, queue) for key, child in built.items()}
+        return built, problems
 
     @cached_property
     def policy_problems(self) -> list[str]:
-        return find_policy_problems(self.job, self.built[0], self.observed.state, self._defaults)
+        return find_policy_problems(self.job, self.built[0].values(), self.observed.state, self._defaults)
 
     @property
     def workloads(self) -> set[ChildKey]:
@@ -282,8 +281,11 @@ def _plan_suspended(context: _Context) -> JobPlan | None:
     observed = context.observed
     if context.decision.state != "suspended":
         return None
-    standing = {key_of(child): child for child in context.built[0] if child["kind"] not in POD_KINDS}
-    kept = {key: child for key, child in standing.items() if key.kind == "Secret" or key in observed.children}
+    kept = {
+        key: child
+        for key, child in context.built[0].items()
+        if key.kind not in POD_KINDS and (key.kind == "Secret" or key in observed.children)
+    }
     status = _suspend(context, "Suspended", run_files.describe_suspension(observed))
     blocked = observed.blocked & kept.keys()
     return Plan(
@@ -325,8 +327,7 @@ def _plan_active(context: _Context) -> JobPlan:
         and (running := observed.children.get(key))
         and keep.must_recreate(child, running)
     ]
-    head = next(child for child in context.built[0] if key_of(child) == observed.head_key)
-    reset = why_reset(observed, head, context.failures, now) if was_running else ""
+    reset = why_reset(observed, context.built[0][observed.head_key], context.failures, now) if was_running else ""
     is_reset = bool(reset) and is_stored(observed, context.failures)
     outdated += [observed.head_key] if is_reset and observed.head_key not in {*blocked, *frozen, *outdated} else []
     delete += tuple(outdated)  # a reconcile after the deletion recreates them
@@ -379,7 +380,7 @@ def _choose_children(context: _Context, is_backing_off: bool) -> dict[ChildKey, 
     """The desired children. Existing workloads keep what they run unless the user has changed its configuration, and
     running ones keep their gang; while the gang backs off there are no workloads."""
     observed, is_running = context.observed, lifecycle.has_been_running(context.job)
-    built = {key_of(child): child for child in context.built[0]}
+    built, _ = context.built
     unchanged = _find_unchanged(observed, built)
     desired = dict[ChildKey, Manifest]()
     for key, child in built.items():
@@ -398,13 +399,6 @@ def _choose_children(context: _Context, is_backing_off: bool) -> dict[ChildKey, 
 def _find_unchanged(observed: ObservedJob, built: Mapping[ChildKey, Manifest]) -> set[ChildKey]:
     """Existing workloads that were built from the current configuration. Head and trainers are one Ray cluster, which
     must run the same image: if one of them is rebuilt, so is the other."""
-    is_running = lifecycle.has_been_running(observed.job)
-    unchanged = {
-        key
-        for key, running in observed.children.items()
-        if key.kind in keep.KINDS
-        and key in built
-        and keep.has_same_configuration(built[key], running, ignores_scheduling=is_running)
-    }
+    unchanged = keep.find_unchanged(built, observed.children, lifecycle.has_been_running(observed.job))
     ray_cluster = {observed.head_key, observed.trainer_key} if observed.job.spec.trains else {observed.head_key}
     return unchanged if ray_cluster <= unchanged else unchanged - ray_cluster

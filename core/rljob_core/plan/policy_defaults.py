@@ -4,7 +4,7 @@ Leaves limits to `policy_limits`. Invariant: as of the installation's defaults, 
 workload, and a job whose workloads exist stays in the queue that they were built for.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.policy import PolicyDefaults, PolicyPool, PolicyPools, PolicyResources, RLJobPolicy
@@ -86,15 +86,11 @@ def choose_queue(job: RLJob, policy: RLJobPolicy | None, children: Mapping[Child
     return job.with_spec(scheduling=chosen)
 
 
-def mark_queue(children: Iterable[Manifest], queue: str) -> list[Manifest]:
-    """Return the children; their workloads say that the queue is a policy's. A job that gave up its own leaves it."""
-    return [_mark(child, queue) if child["kind"] in WORKLOAD_KINDS else child for child in children]
-
-
-def _mark(workload: Manifest, queue: str) -> Manifest:
-    metadata = workload["metadata"]
+def mark_queue(child: Manifest, queue: str) -> Manifest:
+    """Return the child; a workload says that the queue is a policy's. A job that gave up its own leaves it."""
+    metadata = child["metadata"]
     annotations = (metadata.get("annotations") or {}) | {ANNOTATION_POLICY_QUEUE: queue}
-    return workload | {"metadata": metadata | {"annotations": annotations}}
+    return child | {"metadata": metadata | {"annotations": annotations}} if child["kind"] in WORKLOAD_KINDS else child
 
 
 def _find_built_queue(workloads: list[Manifest]) -> str | None:

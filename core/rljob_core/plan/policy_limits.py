@@ -146,7 +146,9 @@ def is_admitted(owner: Owner, state: ObservedState) -> bool:
     return exists and not is_refused and generation == owner.metadata.generation
 
 
-def find_policy_problems(owner: Owner, children: list[Manifest], state: ObservedState, defaults: Defaults) -> list[str]:
+def find_policy_problems(
+    owner: Owner, children: Iterable[Manifest], state: ObservedState, defaults: Defaults
+) -> list[str]:
     """Why the object must not start: what it asks for beyond the limits, or a policy that cannot be read."""
     if is_admitted(owner, state):
         return []
@@ -155,7 +157,9 @@ def find_policy_problems(owner: Owner, children: list[Manifest], state: Observed
     return find_limit_problems(owner, children, state.policy, defaults) if state.policy else []
 
 
-def find_limit_problems(owner: Owner, children: list[Manifest], policy: RLJobPolicy, defaults: Defaults) -> list[str]:
+def find_limit_problems(
+    owner: Owner, children: Iterable[Manifest], policy: RLJobPolicy, defaults: Defaults
+) -> list[str]:
     """All violations of the policy, each with path, limit and remedy. `children`: as built with `defaults`, which
     contain the policy's own."""
     where = f"RLJobPolicy {owner.metadata.namespace}/{POLICY_NAME}"
@@ -163,7 +167,7 @@ def find_limit_problems(owner: Owner, children: list[Manifest], policy: RLJobPol
 
 
 def find_violations(
-    owner: Owner, children: list[Manifest], limits: PolicyLimits, defaults: Defaults
+    owner: Owner, children: Iterable[Manifest], limits: PolicyLimits, defaults: Defaults
 ) -> list[Violation]:
     """The same, each with the name of its limit."""
     if isinstance(owner, RewardModel) and not owner.spec.is_served:

@@ -133,37 +133,34 @@ def _plan_children(
     seen: _ObservedModel, now: datetime, defaults: Defaults, new_token: Callable[[], str]
 ) -> Plan[RewardModelStatus]:
     secret = seen.children.get(ChildKey("Secret", seen.child_name))
+    build, running = partial(_build_children, token=read_token(secret) or new_token(), defaults=defaults), seen.children
     try:
-        children = _build_children(seen.model, read_token(secret) or new_token(), defaults)
-        if problems := find_policy_problems(seen.model, children, seen.state, defaults):
+        built = build(seen.model)
+        other = None if keep.find_unchanged(built, running) else keep.name_otherwise(seen.model)
+        if other and keep.find_unchanged(others := build(other), running):
+            built = others
+        if problems := find_policy_problems(seen.model, built.values(), seen.state, defaults):
             raise UserError("; ".join(problems))
     except UserError as error:
         return _build_plan(seen, now, not_ready=(conditions.REASON_INVALID_SPEC, str(error)))
-    children = [_keep_running(keep.record_built(child), seen) for child in children]
-    blocked = sorted(seen.blocked & {key_of(child) for child in children})
-    delete = tuple(sorted(set(seen.children) - {key_of(child) for child in children} - seen.blocked))
-    if not blocked:
-        return replace(_build_plan(seen, now, tuple(children)), delete=delete)
-    # Pods must not start from the Secret or ConfigMap of an earlier model with this name.
-    children = [c for c in children if c["kind"] not in WORKLOAD_KINDS and key_of(c) not in blocked]
-    not_ready = (REASON_WAITING_FOR_DELETION, describe_blocked(seen.model, seen.state, blocked))
-    plan = _build_plan(seen, now, tuple(children), not_ready)
-    return replace(plan, delete=delete, requeue_after_seconds=BLOCKED_RETRY_SECONDS)
+    built = {key: keep.record_built(child) for key, child in built.items()}
+    built |= {key: keep.keep_running(built[key], running[key]) for key in keep.find_unchanged(built, running)}
+    delete = tuple(sorted(running.keys() - built.keys() - seen.blocked))
+    not_ready = None
+    if blocked := sorted(seen.blocked & built.keys()):
+        # Pods must not start from the Secret or ConfigMap of an earlier model with this name.
+        built = {key: built[key] for key in built if key.kind not in WORKLOAD_KINDS and key not in blocked}
+        not_ready = (REASON_WAITING_FOR_DELETION, describe_blocked(seen.model, seen.state, blocked))
+    plan = _build_plan(seen, now, tuple(built.values()), not_ready)
+    return replace(plan, delete=delete, requeue_after_seconds=BLOCKED_RETRY_SECONDS if not_ready else None)
 
 
-def _keep_running(child: Manifest, seen: _ObservedModel) -> Manifest:
-    running = seen.children.get(key_of(child)) if child["kind"] in WORKLOAD_KINDS else None
-    if running is None or not keep.has_same_configuration(child, running, ignores_scheduling=True):
-        return child
-    return keep.keep_running(child, running)
-
-
-def _build_children(model: RewardModel, token: str, defaults: Defaults) -> list[Manifest]:
-    """All children. Raises UserError for a spec that cannot be built, or that the API server would reject."""
+def _build_children(model: RewardModel, token: str, defaults: Defaults) -> dict[ChildKey, Manifest]:
+    """All children, in order. Raises UserError for a spec that cannot be built, or that the API server would reject."""
     if problems := validate.find_model_spec_problems(model):
         raise UserError("; ".join(problems))
     if not model.spec.is_served:
-        return []
+        return {}
     service = service_of(model)
     heads = {"podSelector": {"matchLabels": {LABEL_ROLE: HEAD}}}
     children = [
@@ -175,7 +172,7 @@ def _build_children(model: RewardModel, token: str, defaults: Defaults) -> list[
     children += build_disruption_budgets(model, children)
     if problems := validate.find_model_child_problems(model, children):
         raise UserError("; ".join(problems))
-    return sort_children(children)
+    return {key_of(child): child for child in sort_children(children)}
 
 
 def _build_plan(

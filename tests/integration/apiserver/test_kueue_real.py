@@ -35,7 +35,10 @@ pytestmark = [
 ADDRESS = "127.0.0.1"
 METRICS_CERTIFICATES = Path("/etc/kueue/metrics/certs")
 """A fixed path: these tests need root."""
-WEBHOOKS = ("pod.kb.io", "clusterqueue.kb.io", "resourceflavor.kb.io", "workload.kb.io", "cohort.kb.io")
+KINDS = ("job", "deployment", "statefulset", "pod", "clusterqueue", "resourceflavor", "workload", "cohort")
+WEBHOOKS = {f"{verb}{kind}.kb.io" for verb in "mv" for kind in KINDS}
+"""Those of what exists here; other frameworks that Kueue ships with have no CRDs."""
+EXTERNAL = ["RLJob.v1alpha1.rljob.dev", "RewardModel.v1alpha1.rljob.dev"]
 QUEUES = """
 apiVersion: kueue.x-k8s.io/v1beta2
 kind: ResourceFlavor
@@ -79,7 +82,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 
 
 class Kueue:
-    """Kueue's manager, with the Pod integration alone."""
+    """Kueue's manager with the frameworks that it ships with, among them those of Jobs and Deployments."""
 
     def __init__(self, plane: ControlPlane, folder: Path) -> None:
         self.plane, self.folder, self.processes = plane, folder, ProcessGroup(folder / "logs")
@@ -96,6 +99,7 @@ class Kueue:
         for crd in crds:
             self.plane.kubectl("create", "-f", str(crd))
         self.plane.kubectl("wait", "crd", "--all", "--for=condition=Established", "--timeout=60s")
+        shipped = yaml.safe_load((SOURCE / "config/components/manager/controller_manager_config.yaml").read_text())
         config = {
             "apiVersion": "config.kueue.x-k8s.io/v1beta2",
             "kind": "Configuration",
@@ -105,7 +109,7 @@ class Kueue:
             "webhook": {"host": ADDRESS, "port": port, "certDir": str(self.folder)},
             "leaderElection": {"leaderElect": False},
             "internalCertManagement": {"enable": False},
-            "integrations": {"frameworks": ["pod"]},
+            "integrations": shipped["integrations"] | {"externalFrameworks": EXTERNAL},
             "clientConnection": {"qps": 300, "burst": 500},
             "managedJobsNamespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "default"}},
         }
@@ -123,7 +127,7 @@ class Kueue:
         bundle = base64.b64encode(self.plane.pki.ca.read_bytes()).decode()
         documents = yaml.safe_load_all((SOURCE / "config/components/webhook/manifests.yaml").read_text())
         for document in documents:
-            kept = [hook for hook in document["webhooks"] if hook["name"].endswith(WEBHOOKS)]
+            kept = [hook for hook in document["webhooks"] if hook["name"] in WEBHOOKS]
             for hook in kept:
                 path = hook["clientConfig"]["service"]["path"]
                 hook["clientConfig"] = {"url": f"https://{ADDRESS}:{port}{path}", "caBundle": bundle}

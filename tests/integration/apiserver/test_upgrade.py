@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rljob_cluster.control_plane.control_plane import ControlPlane
-from rljob_core.children import head, pods
+from rljob_core.children import common, head, pods
 from rljob_core.children.difference import contains
 from rljob_core.defaults import DEFAULTS
 from rljob_core.kube.client import SSA, ApiError, connect
@@ -52,6 +52,13 @@ async def upgrade(harness: OperatorHarness, monkeypatch: pytest.MonkeyPatch) -> 
     harness.tasks.clear()
     harness.apis.clear()
     monkeypatch.setattr(head, "_STARTUP_SECONDS", 605)
+    build_labels = common.build_app_labels
+
+    def build_more_labels(owner: Any, labels: Any, *, has_pods: bool) -> dict[str, str]:
+        added = {"app.kubernetes.io/new": "yes"} if has_pods else {}
+        return build_labels(owner, labels, has_pods=has_pods) | added
+
+    monkeypatch.setattr(common, "build_app_labels", build_more_labels)
     monkeypatch.setattr(pods, "build_readiness", lambda port: {"tcpSocket": {"port": port}, "periodSeconds": 7})
     recorder = WriteRecorder()
     await harness.start(recorder, resync_seconds=0.4, defaults=NEWER)

@@ -189,9 +189,12 @@ class Attempt:
 
     def _refuse_endless(self, request: ModelRequest) -> None:
         """Raise RequestError for texts that cannot fit, without the memory of their tokens."""
-        length, num_tokens = self._policy.context_length, 0
-        contents = [request.prompt, *(message.get("content") for message in request.messages or [])]
-        texts = [text for text in contents if isinstance(text, str)]
+        length, num_tokens, messages = self._policy.context_length, 0, request.messages or []
+        calls = [call["function"]["arguments"] for message in messages for call in message.get("tool_calls") or []]
+        # Not what a template may leave out, such as the reasoning of earlier turns.
+        contents = [request.prompt, *(message.get("content") for message in messages)]
+        texts = [*map(str, calls), *(tool.description for tool in request.tools)]
+        texts += [text for text in contents if isinstance(text, str)]
         if length is None or sum(map(len, texts)) <= _CHARACTERS_PER_TOKEN * length:
             return
         for text in texts:

@@ -290,17 +290,36 @@ async def test_the_context_limit_refuses_a_prompt_and_cuts_an_answer():
         check_exact(episode.read(), policy)
 
 
-async def test_a_prompt_without_end_is_refused_before_it_is_tokenized_whole(monkeypatch):
+ENDLESS = "word " * 200_000
+
+
+def call_with(arguments: Any) -> dict[str, Any]:
+    function = {"name": "find", "arguments": arguments}
+    return {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "type": "function", "function": function}]}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": [USER, {"role": "user", "content": ENDLESS}]},
+        {"messages": [USER, {"role": "user", "content": [{"type": "text", "text": ENDLESS}]}]},
+        {"messages": [USER, call_with(json.dumps({"x": ENDLESS})), USER]},
+        {"messages": [USER, call_with({"x": ENDLESS}), USER]},
+        {"messages": [USER], "tools": [{"type": "function", "function": {"name": "find", "description": ENDLESS}}]},
+        {"prompt": ENDLESS},
+    ],
+    ids=["content", "part", "call", "call as an object", "tool", "prompt"],
+)
+async def test_a_prompt_without_end_is_refused_before_it_is_tokenized_whole(monkeypatch, body):
     sizes, encode = [], ChatTemplate.encode
     monkeypatch.setattr(ChatTemplate, "encode", lambda self, text: sizes.append(len(text)) or encode(self, text))
     async with run_bench(context_length=100) as bench:
         _, client = bench.begin(SpelledPolicy("An answer"))
         sizes.clear()
-        status, body = await client.chat(USER, {"role": "user", "content": "word " * 200_000})
-        assert (status, body["error"]["code"]) == (400, "context_length_exceeded")
+        path = "/v1/completions" if "prompt" in body else "/v1/chat/completions"
+        status, answer = await client.post(path, json={"model": "policy", **body})
+        assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
         assert sum(sizes) <= 2 * attempt._PIECE
-        status, body = await client.post("/v1/completions", json={"model": "policy", "prompt": "word " * 200_000})
-        assert (status, body["error"]["code"]) == (400, "context_length_exceeded")
 
 
 # Repeated and parallel requests

@@ -1,7 +1,11 @@
 """What the packaged chart says beyond the repository's."""
 
+import json
+
+import pytest
 import yaml
 
+from dev.release.__main__ import _parse
 from dev.release.chart import describe
 from tests.paths import CHART
 
@@ -24,3 +28,18 @@ def test_all_images_are_those_of_the_registry():
         "example.com:5000/x/rljob/operator:"
     )
     assert describe("README.md", text, "1a2b", "example.com:5000/x") == text, "a second time changes nothing"
+
+
+@pytest.mark.parametrize(
+    ("architectures", "only"), [("amd64", "amd64"), ("arm64", "arm64"), ("amd64,arm64", ""), ("", "")]
+)
+def test_operator_and_jobs_select_the_only_architecture_of_the_images(architectures, only):
+    selector = {"kubernetes.io/os": "linux"} | ({"kubernetes.io/arch": only} if only else {})
+    values = yaml.safe_load(describe("values.yaml", (CHART / "values.yaml").read_text(), "1a2b", None, architectures))
+    assert (values["nodeSelector"], values["defaults"]["nodeSelector"]) == (selector, selector)
+    readme = describe("README.md", (CHART / "README.md").read_text(), "1a2b", None, architectures)
+    assert readme.count(f"`{json.dumps(selector)}`") == 2
+
+
+def test_images_have_the_architecture_of_the_machine_that_builds_them():
+    assert _parse([]).architectures in ("amd64", "arm64")

@@ -371,6 +371,44 @@ def test_reward_model_is_kept_over_an_upgrade(monkeypatch, change, rolls):
         assert all(contains(children[key_of(child)], stamp(child)) for child in made.children), "it settles"
 
 
+def test_workload_of_a_reward_model_gets_no_label_that_its_version_did_not_know(monkeypatch):
+    """As those of c56f54c2, which had no app.kubernetes.io/name: a write would be its second generation."""
+    children = {key_of(child): child for child in plan_model({}).children}
+    for child in children.values():
+        del child["metadata"]["labels"]["app.kubernetes.io/name"]
+    children = {key: stamp(child) for key, child in children.items()}
+    change_code(monkeypatch)
+    made = {key_of(child): stamp(child) for child in plan_model(children, NEWER).children}
+    written = {key.kind for key in made if not contains(children[key], made[key])}
+    assert written == {"Secret", "ConfigMap", "Service", "NetworkPolicy"}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "rolls"),
+    [
+        (UNNAMED, NAMED, False),
+        (NAMED, UNNAMED | {"replicas": 3}, False),
+        (NAMED, UNNAMED | {"env": {"A": "1"}}, True),
+        (UNNAMED, OTHER, True),
+        (OTHER, NAMED, True),
+    ],
+)
+@pytest.mark.parametrize("is_upgraded", [False, True])
+def test_name_of_the_default_service_account_replaces_no_pod_of_a_reward_model(
+    monkeypatch, before, after, rolls, is_upgraded
+):
+    children = {key_of(child): stamp(child) for child in plan_model({}, **before).children}
+    templates = [child["spec"]["template"] for child in children.values() if child["kind"] == "Deployment"]
+    if is_upgraded:
+        change_code(monkeypatch)
+    for _ in range(2):
+        made = plan_model(children, NEWER if is_upgraded else DEFAULTS, **after)
+        children |= {key_of(child): stamp(child) for child in made.children}
+    templates += [child["spec"]["template"] for child in made.children if child["kind"] == "Deployment"]
+    assert (templates[0] != templates[1]) == rolls
+    assert made.delete == ()
+
+
 class UpgradeMachine(RuleBasedStateMachine):
     """Pods of a role are replaced if and only if its configuration changes. Head and trainers run one version."""
 

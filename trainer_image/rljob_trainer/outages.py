@@ -128,17 +128,18 @@ class Dependency:
             self.failing_since = None
 
 
+@dataclass(eq=False)
 class Outages:
-    """All dependencies of a job."""
+    """All dependencies of a job.
 
-    def __init__(
-        self,
-        limit_seconds: float = DEFAULT_LIMIT_SECONDS,
-        clock: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
-    ) -> None:
-        """`limit_seconds`: spec.outageSeconds, which may change. `wall`: in seconds since the epoch, for messages."""
-        self.limit_seconds, self.now, self.wall = limit_seconds, clock, wall
+    `limit_seconds`: spec.outageSeconds, which may change. `wall`: in seconds since the epoch, for messages.
+    """
+
+    limit_seconds: float = DEFAULT_LIMIT_SECONDS
+    now: Callable[[], float] = time.monotonic
+    wall: Callable[[], float] = time.time
+
+    def __post_init__(self) -> None:
         self._dependencies: list[Dependency] = []
         self._ended: list[tuple[float, float]] = []
         """Start and end of the outages that have ended: disjoint, in order."""

@@ -10,7 +10,7 @@ import os
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Final
 
 from rljob_api.tracing import spans
 from rljob_api.wire.contract import ENV_OTLP_ENDPOINT
@@ -56,13 +56,9 @@ def exporting(service: str, attributes: Mapping[str, str], *, ratio: float = 0.0
         yield
     finally:
         spans.use(None)
-        _close(provider)
-
-
-def _close(provider: Any) -> None:
-    """Send what waits. In a thread: the SDK repeats a request to a collector that is away for longer."""
-    thread = threading.Thread(target=provider.shutdown, name="tracing-close", daemon=True)
-    thread.start()
-    thread.join(_CLOSE_SECONDS)
-    if thread.is_alive():
-        log.warning("the collector took no spans for %.0f s: the last ones are lost", _CLOSE_SECONDS)
+        # Send what waits. In a thread: the SDK repeats a request to a collector that is away for longer.
+        thread = threading.Thread(target=provider.shutdown, name="tracing-close", daemon=True)
+        thread.start()
+        thread.join(_CLOSE_SECONDS)
+        if thread.is_alive():
+            log.warning("the collector took no spans for %.0f s: the last ones are lost", _CLOSE_SECONDS)

@@ -7,6 +7,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import Token
+from dataclasses import dataclass
 from typing import Final, Self
 
 from opentelemetry import context, trace
@@ -42,12 +43,15 @@ def write_traceparent(where: Context | None = None) -> str:
     return f"00-{span.trace_id:032x}-{span.span_id:016x}-{flags:02x}" if span.is_valid else ""
 
 
+@dataclass(eq=False)
 class OpenTelemetryRecorder:
-    """Implements spans.Recorder."""
+    """Implements spans.Recorder.
 
-    def __init__(self, tracer: trace.Tracer, clock: Callable[[], int] = time.time_ns) -> None:
-        """`clock`: nanoseconds since 1970."""
-        self._tracer, self._clock = tracer, clock
+    `clock`: nanoseconds since 1970.
+    """
+
+    _tracer: trace.Tracer
+    _clock: Callable[[], int] = time.time_ns
 
     def root(self, name: str, attributes: Attributes) -> Span:
         span = self._tracer.start_span(name, Context(), attributes=_known(attributes), start_time=self._clock())

@@ -149,7 +149,9 @@ def read_env_row(
     if source.limit is not None and number >= source.limit:
         raise UserError(f"{place}: --row {number}: limit is {source.limit}")
     call = RowsCall(split=source.env_split, start=source.offset + number, count=1)
-    job = _with_one_runner(job)
+    runner = (job.spec.agent.runner or Runner()).model_copy(update={"replicas": 1, "autoscaling": None, "slots": 1})
+    agent = job.spec.agent.model_copy(update={"runner": runner})
+    job = job.with_spec(agent=agent)
     with tempfile.TemporaryDirectory(prefix="rljob-") as folder:
         cluster = LocalCluster(job, claim_block(folder, block), Path(folder), claims)
         result = asyncio.run(_read(cluster, service_children(job, {RUNNER_SERVICE}), call, say))
@@ -159,12 +161,6 @@ def read_env_row(
     if not rows:
         raise UserError(f"{place}: --row {number}: it has fewer rows; name another split, or a lower number")
     return rows[0]
-
-
-def _with_one_runner(job: RLJob) -> RLJob:
-    runner = (job.spec.agent.runner or Runner()).model_copy(update={"replicas": 1, "autoscaling": None, "slots": 1})
-    agent = job.spec.agent.model_copy(update={"runner": runner})
-    return job.with_spec(agent=agent)
 
 
 async def _read(

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 Count = Callable[[int], None]
@@ -11,15 +12,20 @@ _PERIOD_SECONDS = 5.0
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
+@dataclass(eq=False)
 class Progress:
-    """Counts bytes from several threads."""
+    """Counts bytes from several threads.
 
-    def __init__(
-        self, what: str, total: int, report: Callable[[str], None], clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        """`what`: the transfer, such as `downloads s3://bucket/model`. `total`: its bytes."""
-        self._what, self._total, self._report, self._clock = what, total, report, clock
-        self._done, self._reported_at = 0, clock()
+    `what`: the transfer, such as `downloads s3://bucket/model`. `total`: its bytes.
+    """
+
+    _what: str
+    _total: int
+    _report: Callable[[str], None]
+    _clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self._done, self._reported_at = 0, self._clock()
         self._lock = threading.Lock()
 
     def add(self, num_bytes: int) -> None:

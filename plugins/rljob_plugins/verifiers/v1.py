@@ -12,6 +12,7 @@ import sys
 import types
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from rljob_api.errors import UserError
@@ -239,11 +240,12 @@ def find_index(episode: Episode, num_tasks: int | None) -> int:
     return index
 
 
+@dataclass(eq=False)
 class Numbered:
     """The tasks of a dataset as rows."""
 
-    def __init__(self, num_tasks: int, read: Callable[[int], Mapping[str, Any]]) -> None:
-        self._num_tasks, self._read = num_tasks, read
+    _num_tasks: int
+    _read: Callable[[int], Mapping[str, Any]]
 
     def __len__(self) -> int:
         return self._num_tasks

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from rljob_api.wire.base import InvalidReason
 from rljob_api.wire.calls import UserReply
@@ -23,11 +24,13 @@ _MAX_POLL_SECONDS = 1.0
 """Maximum time between checks of the rate limiter, which may admit earlier than it estimated."""
 
 
+@dataclass(eq=False)
 class ModelSlot:
-    def __init__(self, backend: ModelBackend, timeout_seconds: float, on_idle: Callable[[ModelSlot], None]) -> None:
-        self._backend = backend
-        self._timeout_seconds = timeout_seconds
-        self._on_idle = on_idle
+    _backend: ModelBackend
+    _timeout_seconds: float
+    _on_idle: Callable[[ModelSlot], None]
+
+    def __post_init__(self) -> None:
         self._callback: Callable[[ExecutionResult], None] | None = None
         self._progress = ExecutionProgress(0.0)
         self.task: asyncio.Task[None] | None = None

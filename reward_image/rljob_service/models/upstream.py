@@ -221,7 +221,9 @@ class UpstreamClient:
             more = f", next try in {seconds:.1f} s" if reason is InvalidReason.TIMEOUT else ""
             raise NoScoreError(reason, f"{self._name} failed within timeoutSeconds ({tries}{more}); last: {last}")
         progress.activity = f"waiting {seconds:.1f} s after {last}"
-        with begin_wait(seconds, last):
+        # A status or the name of an error: the text that follows it is not recorded.
+        reason_alone = last.split(maxsplit=1)[0].rstrip(":")
+        with span("back off", {"rljob.seconds": seconds, "rljob.reason": reason_alone}):
             await asyncio.sleep(seconds)
 
     def _read_answer(self, text: str) -> Json:
@@ -294,8 +296,3 @@ def record_answer(attempt: Span, answer: Json) -> None:
             "gen_ai.usage.output_tokens": int(count_tokens(answer, "completion")) or None,
         }
     )
-
-
-def begin_wait(seconds: float, after: str) -> Span:
-    """The time before another try. `after`: a status or the name of an error, and a text, which is not recorded."""
-    return span("back off", {"rljob.seconds": seconds, "rljob.reason": after.split(maxsplit=1)[0].rstrip(":")})

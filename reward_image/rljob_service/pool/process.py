@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import cast
 
 import psutil
@@ -49,28 +50,23 @@ _GENTLE = frozenset((InvalidReason.TIMEOUT, InvalidReason.CANCELLED))
 """Reasons for which a request may still run its `finally` blocks, if its kind has a teardown."""
 
 
+@dataclass(eq=False)
 class WorkerProcess(asyncio.Protocol):
     """Calls for the pool on_free when a request has ended, on_hold if it must get none until then, and on_exit;
     `started` and `exited` are the futures of both ends of its life."""
 
-    def __init__(
-        self,
-        settings: FunctionSettings,
-        isolation: Isolation,
-        write_output: Callable[[bytes], None],
-        on_free: Callable[[WorkerProcess], None],
-        on_hold: Callable[[WorkerProcess], None],
-        on_exit: Callable[[WorkerProcess], None],
-    ) -> None:
-        self.settings = settings
-        self._isolation = isolation
-        self._sandbox = isolation.allocate_sandbox()
+    settings: FunctionSettings
+    _isolation: Isolation
+    _write_output: Callable[[bytes], None]
+    _on_free: Callable[[WorkerProcess], None]
+    _on_hold: Callable[[WorkerProcess], None]
+    _on_exit: Callable[[WorkerProcess], None]
+
+    def __post_init__(self) -> None:
+        self._sandbox = self._isolation.allocate_sandbox()
         self.scratch = self._sandbox.scratch
         self._supervisor: SeccompSupervisor | None = None
-        self._write_output = write_output
-        self._on_free, self._on_hold = on_free, on_hold
-        self._on_exit = on_exit
-        kind = KINDS[settings.serves]
+        kind = KINDS[self.settings.serves]
         self._replies, self._has_teardown = kind.replies, kind.has_teardown
         self._buffer = frames.FrameBuffer(_MAX_REPORT_BYTES)
         self.requests = RunningRequests()
@@ -79,7 +75,7 @@ class WorkerProcess(asyncio.Protocol):
         """Whether the last request failed."""
         self.problem = ""
         """Why it must be replaced after its current requests, as it said or as its processes show."""
-        self.shared = SharedRequests(self) if settings.is_shared else None
+        self.shared = SharedRequests(self) if self.settings.is_shared else None
         self._has_private_memory = False
         self._kept: set[psutil.Process] = set()
         """Processes that the import started: they stay until the worker ends."""

@@ -51,16 +51,14 @@ class _Trajectory(NamedTuple):
     failure: EpisodeFailure | None = None
 
 
+@dataclass(eq=False)
 class HostedLoop:
-    def __init__(
-        self,
-        spec: Agent,
-        gateway: Gateway,
-        runner: EpisodeRunner,
-        away: Callable[[], float] = lambda: 0.0,
-    ) -> None:
-        """`away`: returns the seconds of outages so far, which no episode pays for."""
-        self.spec, self.gateway, self.runner, self._away = spec, gateway, runner, away
+    """`away`: returns the seconds of outages so far, which no episode pays for."""
+
+    spec: Agent
+    gateway: Gateway
+    runner: EpisodeRunner
+    _away: Callable[[], float] = lambda: 0.0
 
     async def run(self, task: EpisodeTask) -> list[Episode]:
         generate = _Watched(task.generate)

@@ -52,29 +52,30 @@ class _EpisodeFailedError(Exception):
         self.failure = failure
 
 
+@dataclass(eq=False)
 class ConversationLoop:
-    def __init__(
-        self,
-        spec: Agent,
-        services: Services,
-        template: ChatTemplate,
-        context_length: int | None,
-        away: Callable[[], float] = lambda: 0.0,
-    ) -> None:
-        """`context_length`: the longest prompt with its answer, in tokens; None: the engine alone knows. `away`:
-        returns the seconds of outages so far, which no episode pays for. Raise UserError if there are tools, and
-        nothing says how the model writes calls."""
-        self._away = away
-        self.spec, self.services, self.template, self.context_length = spec, services, template, context_length
-        self.tool_format: ToolFormat = template.tool_format if spec.tools else "hermes"
-        self.on_error = {tool.name: tool.on_error for tool in spec.tools}
-        self.max_characters = {tool.name: tool.max_result_characters for tool in spec.tools}
-        self.paths = {tool.name: f"spec.agent.tools[{index}]" for index, tool in enumerate(spec.tools)}
+    """`context_length`: the longest prompt with its answer, in tokens; None: the engine alone knows. `away`:
+    returns the seconds of outages so far, which no episode pays for. Raise UserError if there are tools, and
+    nothing says how the model writes calls."""
+
+    spec: Agent
+    services: Services
+    template: ChatTemplate
+    context_length: int | None
+    _away: Callable[[], float] = lambda: 0.0
+
+    def __post_init__(self) -> None:
+        self.tool_format: ToolFormat = self.template.tool_format if self.spec.tools else "hermes"
+        self.on_error = {tool.name: tool.on_error for tool in self.spec.tools}
+        self.max_characters = {tool.name: tool.max_result_characters for tool in self.spec.tools}
+        self.paths = {tool.name: f"spec.agent.tools[{index}]" for index, tool in enumerate(self.spec.tools)}
         self.sandboxes = {
-            tool.name for tool in spec.tools if tool.sandbox is not None and tool.sandbox.provider == "agentSandbox"
+            tool.name
+            for tool in self.spec.tools
+            if tool.sandbox is not None and tool.sandbox.provider == "agentSandbox"
         }
         """Tools that hold a sandbox for each episode that calls them."""
-        self.code_tools = {tool.name for tool in spec.tools if tool.sandbox is not None}
+        self.code_tools = {tool.name for tool in self.spec.tools if tool.sandbox is not None}
         """Tools whose calls fail only if the sandbox does, whatever the policy writes."""
 
     async def run(self, task: EpisodeTask) -> list[Episode]:

@@ -7,7 +7,7 @@ Owns time.json. Invariant: each moment belongs to one phase, and counts once.
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -103,7 +103,11 @@ class RunClock:
     def close(self) -> dict[str, float]:
         """End the phases so far, and count them. Return their seconds."""
         closed = self._take_phases()
-        self._lose_outages(closed)
+        # Count outages since the last phases were closed, as far as training waited.
+        away = self.board.outages.seconds()
+        waited = sum(seconds for phase, seconds in closed.items() if phase not in _PHASES_OF_TRAINER)
+        self.time.add("outage", min(away - self._away_seconds, waited))
+        self._away_seconds = away
         self.time.close(closed, None if self._has_begun else "start")
         self.board.update(training_share=self.time.share, lost_seconds=self.lost_seconds)
         write_run_time(self.run_dir, self.time)
@@ -122,13 +126,6 @@ class RunClock:
         else:
             found.resume(now, taken.get("starting", 0.0), trained)
         return found
-
-    def _lose_outages(self, closed: Mapping[str, float]) -> None:
-        """Count outages since the last phases were closed, as far as training waited."""
-        away = self.board.outages.seconds()
-        waited = sum(seconds for phase, seconds in closed.items() if phase not in _PHASES_OF_TRAINER)
-        self.time.add("outage", min(away - self._away_seconds, waited))
-        self._away_seconds = away
 
     def _take_phases(self) -> dict[str, float]:
         closed: dict[str, float] = dict(self.phases.take(time.monotonic()).items())

@@ -317,14 +317,9 @@ class Episode:
     @property
     def versions(self) -> tuple[int, int]:
         """Oldest and newest version that sampled one of its tokens; (NOT_SAMPLED, NOT_SAMPLED) without tokens."""
-        sampled = self.sampled_versions
-        return (int(sampled.min()), int(sampled.max())) if len(sampled) else (NOT_SAMPLED, NOT_SAMPLED)
-
-    @property
-    def sampled_versions(self) -> NDArray[np.int32]:
-        """[sampled] Version of the weights that sampled each token."""
         versions = [segment.versions[segment.versions != NOT_SAMPLED] for segment in self.segments]
-        return versions[0] if len(versions) == 1 else np.concatenate([np.zeros(0, np.int32), *versions])
+        sampled = versions[0] if len(versions) == 1 else np.concatenate([np.zeros(0, np.int32), *versions])
+        return (int(sampled.min()), int(sampled.max())) if len(sampled) else (NOT_SAMPLED, NOT_SAMPLED)
 
 
 def has_own_reward(episode: Episode) -> bool:

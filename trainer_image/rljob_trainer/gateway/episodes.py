@@ -214,16 +214,19 @@ class Episodes:
         return (each for episode in self._open.values() if episode.attempt for each in episode.attempt.all())
 
 
+@dataclass(eq=False)
 class HostedEpisode:
     """Implements agents.base.OpenEpisode."""
 
-    def __init__(self, task: EpisodeTask, policy: Policy, episodes: Episodes) -> None:
-        self.task = task
+    task: EpisodeTask
+    _policy: Policy
+    _episodes: Episodes
+
+    def __post_init__(self) -> None:
         self.attempt: Attempts | None = None
         """The current one."""
         self.number = -1
         """Number of the current attempt."""
-        self._policy, self._episodes = policy, episodes
 
     def start_attempt(self) -> tuple[int, ModelAccess]:
         self.number += 1

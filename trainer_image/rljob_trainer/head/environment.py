@@ -94,10 +94,5 @@ def read_environment(variables: dict[str, str]) -> Environment:
         held_out_data=json.loads(variables.get(contract.ENV_EVAL_DATA) or "{}"),
         model_step=variables.get(contract.ENV_MODEL_STEP, ""),
         head_job_uid=variables.get(contract.ENV_HEAD_JOB_UID, ""),
-        grace_seconds=read_grace_seconds(variables),
+        grace_seconds=float(variables.get(contract.ENV_GRACE_SECONDS) or contract.GRACE_SECONDS),
     )
-
-
-def read_grace_seconds(variables: Mapping[str, str]) -> float:
-    """Return the seconds from SIGTERM to SIGKILL."""
-    return float(variables.get(contract.ENV_GRACE_SECONDS) or contract.GRACE_SECONDS)

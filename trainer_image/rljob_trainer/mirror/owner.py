@@ -9,6 +9,7 @@ heads that begin a copy in the same second, one creates owner.json, where the st
 """
 
 import secrets
+from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -53,12 +54,16 @@ def refuse_living(found: Owner, url: str) -> UserError:
     )
 
 
+@dataclass(eq=False)
 class Ownership:
     """owner.json as this head writes it. Synchronous."""
 
-    def __init__(self, folder: ObjectFolder, job: str, head_job_uid: str) -> None:
-        self._folder, self._session = folder, secrets.token_hex(8)
-        self._job, self._head_job_uid = job, head_job_uid
+    _folder: ObjectFolder
+    _job: str
+    _head_job_uid: str
+
+    def __post_init__(self) -> None:
+        self._session = secrets.token_hex(8)
         self._run_id, self._renewals = "", 0
 
     def read(self) -> Owner | None:

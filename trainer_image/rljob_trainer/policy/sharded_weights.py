@@ -87,7 +87,12 @@ class Skeleton:
         if wrong:
             raise UnreadableError(f"its files have {', '.join(sorted(wrong)[:_MAX_NAMED])} in another form")
         network.mark_tied_weights_as_initialized(found)
-        _build_buffers(network)
+        # Compute what is not in the files, such as the frequencies of rotary embeddings.
+        for module in network.modules():
+            for leaf, buffer in module._buffers.items():
+                if buffer is not None and not _is_saved(module, leaf):
+                    module._buffers[leaf] = torch.empty_like(buffer, device="cpu")
+        network.initialize_weights()
         network.tie_weights(missing_keys=found.missing_keys, recompute_mapping=False)
         # Whatever wraps or renames modules of the network later, its twin keeps their names.
         self._twin = deepcopy(network)
@@ -240,15 +245,6 @@ def _is_equal(one: Any, other: Any) -> bool:
         return False
     starts = range(0, one.get_shape()[0], _COMPARED_ROWS)
     return all(torch.equal(one[i : i + _COMPARED_ROWS], other[i : i + _COMPARED_ROWS]) for i in starts)
-
-
-def _build_buffers(network: Any) -> None:
-    """Compute what is not in the files, such as the frequencies of rotary embeddings."""
-    for module in network.modules():
-        for leaf, buffer in module._buffers.items():
-            if buffer is not None and not _is_saved(module, leaf):
-                module._buffers[leaf] = torch.empty_like(buffer, device="cpu")
-    network.initialize_weights()
 
 
 def _is_saved(module: nn.Module, leaf: str) -> bool:

@@ -86,15 +86,10 @@ def find_obstacle(device: torch.device) -> str:
     return ""
 
 
-def library_name() -> str:
-    """Return the name of the runtime that torch has loaded."""
-    return f"libcudart.so.{(torch.version.cuda or '').partition('.')[0]}"
-
-
 @cache
 def load_runtime() -> Any:
     """Raise OSError if torch is built without CUDA."""
-    runtime = ctypes.CDLL(library_name())
+    runtime = ctypes.CDLL(f"libcudart.so.{(torch.version.cuda or '').partition('.')[0]}")
     runtime.cudaGetErrorString.restype = ctypes.c_char_p
     return runtime
 

@@ -226,7 +226,13 @@ class Judge(ChatBackend):
 
     async def _compare(self, group: GroupRequest, compare: Compare) -> Scores:
         questions = plan_questions(compare, [completion_text(sample) for sample in group.samples])
-        fields = common_fields_of(group.samples)
+        first, *others = group.samples
+        shared = {
+            name: value
+            for name, value in first.extra_info.items()
+            if all(name in other.extra_info and other.extra_info[name] == value for other in others)
+        }
+        fields = fields_of(first) | {"extra_info": shared}  # the prompt, and what all samples have in common
         answers = await asyncio.gather(*(self._ask(question, fields, compare) for question in questions))
         return score_samples(len(group.samples), questions, answers)
 
@@ -263,14 +269,3 @@ class Judge(ChatBackend):
             progress.used = sum(tokens)
         texts = [answer.text for answer in answers]
         return [text if isinstance(text, NoScoreError) else value_or_error(read, text) for text in texts]
-
-
-def common_fields_of(requests: Sequence[ScoreRequest]) -> dict[str, Any]:
-    """Return the variables of a group: its prompt, and the entries of extra_info that all samples share."""
-    first, *others = requests
-    shared = {
-        name: value
-        for name, value in first.extra_info.items()
-        if all(name in other.extra_info and other.extra_info[name] == value for other in others)
-    }
-    return fields_of(first) | {"extra_info": shared}

@@ -33,7 +33,7 @@ def to_json(value: Any, place: str) -> Any:
         return {encodable(key): to_json(each, f"{place}[{key!r}]") for key, each in value.items()}
     if isinstance(value, (list, tuple)):
         return [to_json(each, f"{place}[{index}]") for index, each in enumerate(value)]
-    if _is_scalar(value):
+    if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 and hasattr(value, "__float__"):
         return to_json(value.item(), place)
     raise NotJsonError(f"{place} is a {type(value).__name__}, which JSON does not have")
 
@@ -73,7 +73,3 @@ def _convert(value: Any) -> Any:
     if hasattr(value, "tolist"):  # NumPy, torch
         return value.tolist()
     return str(value)
-
-
-def _is_scalar(value: Any) -> bool:
-    return hasattr(value, "item") and getattr(value, "ndim", 0) == 0 and hasattr(value, "__float__")

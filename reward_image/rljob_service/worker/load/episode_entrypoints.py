@@ -178,11 +178,6 @@ def list_values(episode: Episode) -> dict[str, Any]:
     }
 
 
-def from_function(value: Callable[..., Any], parameters: Function, kwargs: Mapping[str, Any]) -> Program:
-    """Return the program of a function. `kwargs`: of each call."""
-    return Program(make_step(parameters, value, kwargs))
-
-
 def from_object(made: Any, name: str) -> Program:
     """Return the program of an object with `run`, or with `__call__`."""
 
@@ -312,7 +307,7 @@ def _bind_program(found: Found, settings: FunctionSettings) -> Program:
     plan = named_forms.plan_program(described, settings.kwargs, settings.factory_args)
     if plan.kind == "function":
         assert isinstance(described, Function)
-        return from_function(value, described, settings.kwargs)
+        return Program(make_step(described, value, settings.kwargs))
     return from_object(value(**plan.arguments) if inspect.isclass(value) else value, name)
 
 

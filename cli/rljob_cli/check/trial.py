@@ -366,6 +366,8 @@ def find_problems(job: RLJob, trials: list[Trial]) -> Iterator[Finding]:
         # Its packages may be in its own image, which this machine does not run.
         only: Target | None = "local" if service.settings.image else None
         if trial.error:
+            if path.endswith(".function") and "function.requirements (" in trial.error:
+                path += ".requirements"
             yield _locate(service, Finding(path, f"cannot be used: {trial.error}", only=only))
         elif result is not None and result.reason not in (None, InvalidReason.ABSTAINED):
             why = f"{result.reason}: {result.message}"

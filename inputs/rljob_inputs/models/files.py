@@ -64,7 +64,8 @@ def open_model(location: str, revision: str | None, access: HubAccess | None = N
         return ModelFiles(copy.listing.url, sizes, copy.fetch, None)
     folder = Path(location)
     if not folder.is_dir():
-        raise UserError(f"{folder} is a file; a model is a folder" if folder.exists() else f"folder {folder} not found")
+        missing = f"folder {folder} not found; a model of the Hub is hf://org/name"
+        raise UserError(f"{folder} is a file; a model is a folder" if folder.exists() else missing)
     sizes = {file.name: file.stat().st_size for file in folder.iterdir() if file.is_file()}
     return ModelFiles(location, sizes, folder.joinpath, folder)
 

@@ -187,7 +187,8 @@ def _run_locked(file: JobFile, folder: Path, claims: dict[str, Path], options: R
             say(f"no report: {error}")
         if phase == "Interrupted":
             again = shlex.join(["rljob", "run", str(file.path), "--dir", str(folder.parent)])
-            say(f"to resume: {again} (with your --set and --volume, without --fresh)")
+            console.print(f"to resume: {again}", soft_wrap=True, highlight=False, markup=False)
+            say("  (with your --set and --volume, without --fresh)")
         _print_result(folder, phase, output)
     return {"Succeeded": 0, "Interrupted": EXIT_INTERRUPTED}.get(phase, EXIT_FAILED)
 

@@ -26,7 +26,8 @@ from rljob_api.run.origin import FILE_ORIGIN, Change
 from rljob_cli.check.device_fields import DEFAULT_MODEL
 from rljob_cli.check.downloads import show_downloads
 from rljob_cli.check.from_model import describe_from_model, describe_unread
-from rljob_cli.check.jobfile import Finding, JobFile, Target, check_file, load, load_partial, set_model
+from rljob_cli.check.job_source import find_copy, set_model
+from rljob_cli.check.jobfile import Finding, JobFile, Target, check_file, load, load_partial
 from rljob_cli.check.machine import Machine
 from rljob_cli.check.memory import describe_sharing, share_machine
 from rljob_cli.check.preflight import check_objects, locate, read_trained_config
@@ -235,11 +236,8 @@ def _print_result(folder: Path, phase: str, output: str) -> None:
 def try_command(options: RunOptions) -> int:
     """Run one step of as few samples as there can be, and show them. The folder stays only if that failed."""
     require(find_device_extra(), "rljob try")
-    from rljob_cli.check.scaffold import find_copy  # needs modules that only Unix has, and the extra data
-
     path, claims = options.files.path, parse_claims(options.volumes)
-    small = find_copy(DEFAULT_MODEL, path.parent)
-    model = [f"spec.model.source={small}"] if small != DEFAULT_MODEL else []
+    model = [f"spec.model.source={small}"] if (small := find_copy(DEFAULT_MODEL, path.parent)) else []
     file = load_partial(path, [*model, *(options.overrides or [])])
     say(f"tries {path} with {file.job.spec.model.source}")
     file = replace(file, job=shorten(file.job.with_spec(data=file.job.spec.data.model_copy(update={"eval": None}))))

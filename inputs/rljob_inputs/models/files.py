@@ -57,7 +57,8 @@ def open_model(location: str, revision: str | None, access: HubAccess | None = N
     """
     if location.startswith("hf://"):
         repository = find_repository(location, "model", revision, access or HubAccess())
-        return ModelFiles(location, repository.files, repository.download, None, repository.list_tensors)
+        place = location + " (in the cache: the Hub does not answer)" * repository.is_cached
+        return ModelFiles(place, repository.files, repository.download, None, repository.list_tensors)
     if is_object(location):
         copy = _open_copy(location, access)
         sizes = {name: found.size for name, found in copy.listing.objects.items()}

@@ -40,7 +40,7 @@ HEADER = """
 """
 PROBES = {"newer": ("mood", "grim", ""), "older": ("progressDeadlineSeconds", 900, "unknown field")}
 """A field, a value, and the answer to a job that sets it, once the CRDs of these versions are served."""
-MAX_QUOTED = 170
+MAX_QUOTED = 100
 """Characters of a message. Some repeat their cause for each role."""
 ROWS: dict[str, Row] = {}
 

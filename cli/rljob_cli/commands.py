@@ -26,7 +26,7 @@ from rljob_api.run.origin import FILE_ORIGIN, Change
 from rljob_cli.check.device_fields import DEFAULT_MODEL
 from rljob_cli.check.downloads import show_downloads
 from rljob_cli.check.from_model import describe_from_model, describe_unread
-from rljob_cli.check.job_source import find_copy, set_model
+from rljob_cli.check.job_source import find_copy, go_offline, set_model
 from rljob_cli.check.jobfile import Finding, JobFile, Target, check_file, load, load_partial
 from rljob_cli.check.machine import Machine
 from rljob_cli.check.memory import describe_sharing, share_machine
@@ -152,6 +152,7 @@ def _run_locked(file: JobFile, folder: Path, claims: dict[str, Path], options: R
         verdict = judge(file, folder, claims, target="local", extra=problems, should_call=not options.no_call)
     verdict.raise_problems()
     verdict.print_warnings()
+    go_offline(file.job)
     from rljob_cli.report.command import write_report
     from rljob_cli.run.command import run_job
     from rljob_cli.run.live import make_output

@@ -8,6 +8,7 @@ the other run.
 And the copy in .models of a model of the Hub, for machines without a network.
 """
 
+import contextlib
 import os
 import shlex
 import sys
@@ -129,6 +130,20 @@ def use_copy(job: RLJob, folder: Path) -> RLJob:
         except UserError:  # another check names it with its place
             pass
     return job
+
+
+def go_offline(job: RLJob) -> None:
+    """Let the programs of a run take models from the Hub's cache, if the Hub does not answer: vLLM would fail."""
+    from rljob_inputs.check import find_access
+
+    models, access = [job.spec.model, *job.spec.served_models.values()], find_access(job, os.environ)
+    with contextlib.suppress(UserError, TransientError):
+        for model in models:
+            is_on_hub = model.source.startswith("hf://")
+            if is_on_hub and find_repository(model.source, "model", model.revision, access).is_cached:
+                say(f"the Hub does not answer: takes {model.source} from its cache")
+                os.environ["HF_HUB_OFFLINE"] = "1"
+                return
 
 
 def set_model(job: RLJob, path: str) -> RLJob:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from unittest.mock import Mock
 
 import pytest
 
@@ -174,3 +175,13 @@ def test_copy_of_a_model_replaces_one_that_neither_the_hub_nor_its_cache_has(tmp
         job = make_job(model={"source": other})
         assert job_source.use_copy(job, tmp_path) is job
     assert asked == ["hf://org/Small-1B"], "without a copy, the checks ask the Hub once"
+
+
+@pytest.mark.parametrize("is_cached", [False, True])
+def test_run_on_a_machine_without_the_hub_takes_models_from_its_cache(monkeypatch, capsys, is_cached):
+    """vLLM asks the Hub first, and does not start without an answer."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    monkeypatch.setattr(job_source, "find_repository", lambda *_: Mock(is_cached=is_cached))
+    job_source.go_offline(make_job(model={"source": "hf://org/small"}))
+    assert os.environ["HF_HUB_OFFLINE"] == ("1" if is_cached else "0")
+    assert ("takes hf://org/small from its cache" in capsys.readouterr().err) is is_cached

@@ -152,7 +152,8 @@ def _run_locked(file: JobFile, folder: Path, claims: dict[str, Path], options: R
         verdict = judge(file, folder, claims, target="local", extra=problems, should_call=not options.no_call)
     verdict.raise_problems()
     verdict.print_warnings()
-    go_offline(file.job)
+    if file.job.spec.model.source.startswith("hf://"):
+        go_offline(file.job)
     from rljob_cli.report.command import write_report
     from rljob_cli.run.command import run_job
     from rljob_cli.run.live import make_output

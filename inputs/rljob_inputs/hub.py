@@ -141,14 +141,10 @@ def find_repository(source: str, kind: Kind, revision: str | None, access: HubAc
             raise refusal(_describe_refusal(error, source, kind, revision, access)) from error
         if cached := _find_cached(name, kind, revision, access):
             return cached
-        why = f"cannot reach the Hub at {access.url} for {source} ({type(error).__name__}: {first_line(error)})"
-        remedy = "check the network, set spec.hub.endpoint to a mirror, or use a local folder"
-        if isinstance(error, errors.OfflineModeIsEnabled):
-            why, remedy = (
-                f"HF_HUB_OFFLINE is set, and the cache has no {source}",
-                "unset it, or use a local folder",
-            )
-        raise TransientError(f"{why}; {remedy}") from error
+        raise TransientError(
+            f"cannot reach the Hub at {access.url} for {source}, which its cache lacks ({type(error).__name__}: "
+            f"{first_line(error)}); check the network, set spec.hub.endpoint to a mirror, or use a local folder"
+        ) from error
     files = {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or []}
     return Repository(kind, name, str(info.sha), files, access)
 

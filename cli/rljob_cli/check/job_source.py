@@ -133,17 +133,14 @@ def use_copy(job: RLJob, folder: Path) -> RLJob:
 
 
 def go_offline(job: RLJob) -> None:
-    """Let the programs of a run take models from the Hub's cache, if the Hub does not answer: vLLM would fail."""
+    """Let the programs of a run take a model of the Hub from its cache, if the Hub does not answer: vLLM would fail."""
     from rljob_inputs.check import find_access
 
-    models, access = [job.spec.model, *job.spec.served_models.values()], find_access(job, os.environ)
+    model = job.spec.model
     with contextlib.suppress(UserError, TransientError):
-        for model in models:
-            is_on_hub = model.source.startswith("hf://")
-            if is_on_hub and find_repository(model.source, "model", model.revision, access).is_cached:
-                say(f"the Hub does not answer: takes {model.source} from its cache")
-                os.environ["HF_HUB_OFFLINE"] = "1"
-                return
+        if find_repository(model.source, "model", model.revision, find_access(job, os.environ)).is_cached:
+            say(f"the Hub does not answer: takes {model.source} from its cache")
+            os.environ["HF_HUB_OFFLINE"] = "1"
 
 
 def set_model(job: RLJob, path: str) -> RLJob:

@@ -239,15 +239,11 @@ class Run:
         if heads and secret:
             address = f"{heads[0]['status']['podIP']}:{self._cluster.network.port(PORT_DRIVER)}"
             token = read_token(secret) or ""
-            self._record_endpoint(Endpoint(f"http://{address}", token))
+            if (endpoint := Endpoint(f"http://{address}", token)) != self._endpoint:  # for `rljob ui`
+                with contextlib.suppress(OSError):  # a full disk must not end the run
+                    write_endpoint(self._folder, endpoint)
+                    self._endpoint = endpoint
             store.set_driver(await _fetch_driver_status(session, address, token))
-
-    def _record_endpoint(self, endpoint: Endpoint) -> None:
-        """Let `rljob ui` ask the head. A full disk must not end the run."""
-        if endpoint != self._endpoint:
-            with contextlib.suppress(OSError):
-                write_endpoint(self._folder, endpoint)
-                self._endpoint = endpoint
 
     async def _refresh_metrics(self, session: aiohttp.ClientSession) -> None:
         pods = list(self._cluster.store.pods.values())

@@ -72,5 +72,5 @@ def test_hub_that_cannot_be_reached_is_asked_once_and_the_cache_helps(hub, monke
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     assert find_repository(MODEL, "model", None, nowhere).is_cached
     assert "(in the cache: the Hub does not answer)" in open_model(MODEL, None, nowhere).place
-    with pytest.raises(TransientError, match="hf://org/none, which its cache lacks .*HF_HUB_OFFLINE"):
+    with pytest.raises(TransientError, match=r"hf://org/none, which its cache lacks .*HF_HUB_OFFLINE"):
         find_repository("hf://org/none", "model", None, nowhere)

@@ -83,6 +83,8 @@ UNREACHABLE_INDEX: Final = re.compile(
 )
 UNKNOWN_PACKAGE: Final = re.compile(r"could not find a version|no matching distribution", re.IGNORECASE)
 """What pip says about a missing package and, without its warnings, about an index that does not answer."""
+WRONG_REQUIREMENT: Final = re.compile("not found in the package|no versions? of|are incompatible|Couldn't parse")
+"""What uv says about a line that no index can satisfy; not about one that it must build, or cannot reach."""
 DISK_FULL: Final = re.compile(r"no space left|disk quota exceeded", re.IGNORECASE)
 
 # datasets.

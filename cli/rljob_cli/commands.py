@@ -26,7 +26,8 @@ from rljob_api.run.origin import FILE_ORIGIN, Change
 from rljob_cli.check.device_fields import DEFAULT_MODEL
 from rljob_cli.check.downloads import show_downloads
 from rljob_cli.check.from_model import describe_from_model, describe_unread
-from rljob_cli.check.jobfile import Finding, JobFile, Target, check_file, load, load_partial, set_model
+from rljob_cli.check.job_source import find_copy, go_offline, set_model
+from rljob_cli.check.jobfile import Finding, JobFile, Target, check_file, load, load_partial
 from rljob_cli.check.machine import Machine
 from rljob_cli.check.memory import describe_sharing, share_machine
 from rljob_cli.check.preflight import check_objects, locate, read_trained_config
@@ -151,6 +152,8 @@ def _run_locked(file: JobFile, folder: Path, claims: dict[str, Path], options: R
         verdict = judge(file, folder, claims, target="local", extra=problems, should_call=not options.no_call)
     verdict.raise_problems()
     verdict.print_warnings()
+    if file.job.spec.model.source.startswith("hf://"):
+        go_offline(file.job)
     from rljob_cli.report.command import write_report
     from rljob_cli.run.command import run_job
     from rljob_cli.run.live import make_output
@@ -187,7 +190,8 @@ def _run_locked(file: JobFile, folder: Path, claims: dict[str, Path], options: R
             say(f"no report: {error}")
         if phase == "Interrupted":
             again = shlex.join(["rljob", "run", str(file.path), "--dir", str(folder.parent)])
-            say(f"to resume: {again} (with your --set and --volume, without --fresh)")
+            console.print(f"to resume: {again}", soft_wrap=True, highlight=False, markup=False)
+            say("  (with your --set and --volume, without --fresh)")
         _print_result(folder, phase, output)
     return {"Succeeded": 0, "Interrupted": EXIT_INTERRUPTED}.get(phase, EXIT_FAILED)
 
@@ -234,11 +238,8 @@ def _print_result(folder: Path, phase: str, output: str) -> None:
 def try_command(options: RunOptions) -> int:
     """Run one step of as few samples as there can be, and show them. The folder stays only if that failed."""
     require(find_device_extra(), "rljob try")
-    from rljob_cli.check.scaffold import find_copy  # needs modules that only Unix has, and the extra data
-
     path, claims = options.files.path, parse_claims(options.volumes)
-    small = find_copy(DEFAULT_MODEL, path.parent)
-    model = [f"spec.model.source={small}"] if small != DEFAULT_MODEL else []
+    model = [f"spec.model.source={small}"] if (small := find_copy(DEFAULT_MODEL, path.parent)) else []
     file = load_partial(path, [*model, *(options.overrides or [])])
     say(f"tries {path} with {file.job.spec.model.source}")
     file = replace(file, job=shorten(file.job.with_spec(data=file.job.spec.data.model_copy(update={"eval": None}))))

@@ -41,9 +41,12 @@ def guard(command: Callable[P, int]) -> Callable[P, int]:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 print_error(f"{error.strerror}; free disk space, or write to another disk", EXIT_FAILED)
                 return EXIT_FAILED
-            if error.filename is None:  # not a file of the user: a closed pipe, or a defect
+            if error.filename is None and error.errno != errno.ENOENT:  # a closed pipe, or a defect
                 raise
-            print_error(f"{error.filename}: {error.strerror}; fix the file, or pass another path", EXIT_BAD_INPUT)
+            what = "the current folder is deleted; change to another"
+            if error.filename:
+                what = f"{error.filename}: {error.strerror}; fix the file, or pass another path"
+            print_error(what, EXIT_BAD_INPUT)
         return EXIT_BAD_INPUT
 
     return guarded

@@ -6,6 +6,7 @@ A command that takes files takes `JobFiles`, one that reaches a cluster `Target`
 """
 
 import contextlib
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,6 +118,10 @@ class Target:
     def __bool__(self) -> bool:
         """Whether an option names it: commands that also work without a cluster then use it."""
         return any((self.namespace, self.context, self.kubeconfig))
+
+    def exists(self) -> bool:
+        """Whether there is a cluster to ask."""
+        return bool(self or os.environ.get("KUBECONFIG")) or Path("~/.kube/config").expanduser().exists()
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,10 @@ Invariant: on a terminal no line is wider than the terminal. Whole columns are l
 is cut, with an ellipsis, so a number is never a part of itself. In a pipe everything is shown in full.
 """
 
-import functools
 import io
 import os
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TextIO
@@ -20,6 +20,7 @@ from rich.text import Text
 from rljob_cli.terminal import clean, clean_lines, find_raw
 
 _PIPE_WIDTH = 100_000
+_WHOLE_WORDS: Any = {"break_long_words": False, "break_on_hyphens": False}
 
 
 @dataclass(frozen=True)
@@ -138,8 +139,15 @@ def choose_console(output: str) -> Console:
     return make_error_console() if output == "json" else make_console()
 
 
-def print_lines_on(console: Console) -> Callable[..., None]:
-    return functools.partial(console.print, soft_wrap=True, highlight=False, markup=False)
+def print_lines_on(console: Console) -> Callable[[str], None]:
+    """Return what prints sentences. They are broken between words alone, so that a path can be copied."""
+
+    def say(text: str) -> None:
+        width = console.width if console.is_terminal else _PIPE_WIDTH
+        lines = (textwrap.fill(line, width, **_WHOLE_WORDS) for line in text.splitlines())
+        console.print("\n".join(lines), soft_wrap=True, highlight=False, markup=False)
+
+    return say
 
 
 def make_error_console() -> Console:

@@ -142,8 +142,8 @@ def find_repository(source: str, kind: Kind, revision: str | None, access: HubAc
         if cached := _find_cached(name, kind, revision, access):
             return cached
         raise TransientError(
-            f"cannot reach the Hub at {access.url} for {source} ({type(error).__name__}: {first_line(error)}); check "
-            "the network, set spec.hub.endpoint to a mirror, or use a local folder"
+            f"cannot reach the Hub at {access.url} for {source}, which its cache lacks ({type(error).__name__}: "
+            f"{first_line(error)}); check the network, set spec.hub.endpoint to a mirror, or use a local folder"
         ) from error
     files = {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or []}
     return Repository(kind, name, str(info.sha), files, access)

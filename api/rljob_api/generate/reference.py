@@ -32,7 +32,8 @@ _INTRO = """<!-- Generated from api/rljob_api by `make generate`; edit the types
 All fields of `RLJob`, `RewardModel` and `RLJobPolicy` (`rljob.dev/v1alpha1`). Names are camelCase. Unknown fields are
 rejected with the nearest known name. `rljob validate FILE` reports all errors of a file at once.
 
-In parentheses are the type and the default; `optional` fields may be left out, and their meaning says what then holds.
+In parentheses are the type or the choices, and the default. What is not `required` may be left out; without a default,
+the meaning says what then holds.
 After the semicolon is what a change of the field does to a running job that trains, whose rollouts have Pods of their
 own: which roles get new Pods (`own`: the role that has the field). If head or trainer do, the run starts again from its
 last checkpoint; without a claim or storage, at step 0. [A warning](lifecycle.md#what-replaces-pods) tells it.
@@ -187,8 +188,8 @@ def _fields(node: Schema) -> tuple[dict[str, Schema], str]:
 def _describe_default(node: Schema, required: bool) -> str:
     if required:
         return "required"
-    if node.get("default") == {} or "default" not in node:
-        return "optional" if node.get("nullable") else ""
+    if node.get("default") in ({}, None):
+        return ""
     return f"default `{json.dumps(node['default'], ensure_ascii=False)}`"
 
 
@@ -198,7 +199,7 @@ def _describe_type(node: Schema) -> str:
     if "type" not in node:
         return "any value"
     if "enum" in node:
-        return " or ".join(f"`{value}`" for value in node["enum"] if value != "")
+        return f"`{'|'.join(value for value in node['enum'] if value)}`"
     if node["type"] == "array":
         return f"list of {_describe_type(node['items'])}"
     if "additionalProperties" in node:
@@ -230,7 +231,6 @@ def _immutable(spec: Schema) -> Iterator[str]:
         yield f"- {heading}: {', '.join(f'`{rule.removesuffix(end)}`' for rule in rules if rule.endswith(end))}.\n"
 
 
-_NO_GAUGE = ("type", "step", "time", "prompts", "prompt_sources", "set", "weight_digest")
 _SCALARS = {bool: "true or false", int: "whole number", float: "number", str: "text"}
 
 
@@ -240,15 +240,15 @@ def build_step_table() -> str:
     groups = [(kind, [n for n in numbers if n.path in _own_fields(kind)]) for kind in reversed(StepRecord.__mro__)]
     for kind, path in ((SourceNumbers, "sources/"), (AgentNumbers, "agent/")):
         groups.append((kind, [number for number in numbers if number.path.startswith(path)]))
-    rows = (row for kind, found in groups if found for row in (_head(kind), *_list_rows("step", found)))
-    return "| value | unit | meaning | gauge |\n|---|---|---|---|\n" + "".join(rows)
+    rows = (row for kind, found in groups if found for row in (_head(kind), *_list_rows(found)))
+    return "| value | unit | meaning |\n|---|---|---|\n" + "".join(rows)
 
 
 def build_evaluation_table() -> str:
     """Return the values that an evaluation alone has."""
     own_fields = _own_fields(EvaluationNumbers) | _own_fields(EvaluationRecord)
     own = [number for number in list_numbers(EvaluationRecord) if number.path in own_fields]
-    return "| value | unit | meaning | gauge |\n|---|---|---|---|\n" + "".join(_list_rows("eval", own))
+    return "| value | unit | meaning |\n|---|---|---|\n" + "".join(_list_rows(own))
 
 
 def build_column_table() -> str:
@@ -264,16 +264,13 @@ def _own_fields(kind: type) -> set[str]:
 
 def _head(kind: type) -> str:
     summary, _, _ = (inspect.getdoc(kind) or "").partition("\n\n")
-    return f"| **{_escape(summary)}** | | | |\n"
+    return f"| **{_escape(summary)}** | | |\n"
 
 
-def _list_rows(kind: str, numbers: list[Number]) -> Iterator[str]:
+def _list_rows(numbers: list[Number]) -> Iterator[str]:
     for number in numbers:
-        labels = ["set", number.label] if kind == "eval" else [number.label]
-        unit, label = find_mark(number.field, Unit), f"{{{', '.join(filter(None, labels))}}}" if any(labels) else ""
-        gauge = "" if number.path in _NO_GAUGE else f"`rljob_{kind}_{number.metric}{label}`"
-        path, meaning = number.path.replace("*", number.label.upper()), _escape(number.field.description or "")
-        yield f"| `{path}` | {unit.name if unit else ''} | {meaning} | {gauge} |\n"
+        unit, path = find_mark(number.field, Unit), number.path.replace("*", number.label.upper())
+        yield f"| `{path}` | {unit.name if unit else ''} | {_escape(number.field.description or '')} |\n"
 
 
 def _list_columns(kind: type[Record], path: str) -> Iterator[str]:

@@ -138,10 +138,13 @@ def top(
     output: OutputOption = "text",
 ) -> int:
     """Show the jobs in the cluster: their progress, and what they wait for; or a run on this machine."""
-    from rljob_cli.ui import local
+    if name:
+        from rljob_cli.ui import local
 
-    if name and (folder := local.find_here(name, target)):
-        return local.explain_run(folder, output)
+        if folder := local.find_here(name, target):
+            return local.explain_run(folder, output)
+    elif not target.exists():  # said before two seconds of imports
+        raise typer.BadParameter("no cluster: there is no kubeconfig; `rljob ls` lists the runs on this machine")
     from rljob_cli.cluster import commands
 
     return commands.top_command(target, name, everywhere=everywhere, watch=watch, output=output)

@@ -4,21 +4,30 @@
 
 Reads alone; `rljob_cli.export.steps` writes. Invariant: a run that has its model keeps it, whatever happens to
 the other run.
+
+And the copy in .models of a model of the Hub, for machines without a network.
 """
 
+import contextlib
+import os
 import shlex
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
-from rljob_api.errors import UserError
+from rljob_api.errors import TransientError, UserError
+from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.sources import Source, parse_source
 from rljob_api.run import start_model
 from rljob_api.run.folder import FILE_JOB, complete_checkpoints, current_export
 from rljob_api.run.start_model import Pin
 from rljob_api.run.summaries import read_best
+from rljob_cli.output import say
+from rljob_inputs.hub import find_repository
 
+_CHECKOUT = Path(sys.prefix).parent
 FIELD = "spec.model.source"
 MODEL = "model"
 """Folder of a run with the model that it has begun with."""
@@ -96,3 +105,45 @@ def _read_base(run: Path) -> str:
         return str(yaml.safe_load((run / FILE_JOB).read_text(encoding="utf-8"))["spec"]["model"]["source"])
     except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError) as error:
         raise UserError(f"needs {run / FILE_JOB}, which is not readable: {error}") from None
+
+
+def find_copy(source: str, folder: Path) -> Path | None:
+    """Return the copy of a model of the Hub in .models, where `make demo` writes one, in a folder or above it; None:
+    there is none."""
+    name = f".models/{source.rpartition('/')[2].lower()}"
+    places = (folder.resolve(), *folder.resolve().parents)
+    return next((each / name for each in places if source.startswith("hf://") and (each / name).is_dir()), None)
+
+
+def use_copy(job: RLJob, folder: Path) -> RLJob:
+    """Return the job with a copy of its model, also one in the checkout that this program is of, if the Hub does not
+    answer and its cache does not have the model."""
+    from rljob_inputs.check import find_access
+
+    model = job.spec.model
+    if model.revision is None and (copy := find_copy(model.source, folder) or find_copy(model.source, _CHECKOUT)):
+        try:
+            find_repository(model.source, "model", None, find_access(job, os.environ))
+        except TransientError:
+            say(f"the Hub does not answer, and its cache has no {model.source}: takes the copy {copy}")
+            return set_model(job, str(copy))
+        except UserError:  # another check names it with its place
+            pass
+    return job
+
+
+def go_offline(job: RLJob) -> None:
+    """Let the programs of a run take a model of the Hub from its cache, if the Hub does not answer: vLLM would fail."""
+    from rljob_inputs.check import find_access
+
+    model = job.spec.model
+    with contextlib.suppress(UserError, TransientError):
+        if find_repository(model.source, "model", model.revision, find_access(job, os.environ)).is_cached:
+            say(f"the Hub does not answer: takes {model.source} from its cache")
+            os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+def set_model(job: RLJob, path: str) -> RLJob:
+    """Return the job with another source of its model."""
+    model = job.spec.model.model_copy(update={"source": path})
+    return job.with_spec(model=model)

@@ -22,7 +22,7 @@ from rljob_api.manifest.sources import parse_source
 from rljob_api.read.documents import Document, Location, Problem, format_path, parse_path, read_documents
 from rljob_api.read.load import InvalidManifestError, is_other_object, read_manifest
 from rljob_cli.check import template_file
-from rljob_cli.check.job_source import FIELD, StartModel, find_start_model
+from rljob_cli.check.job_source import FIELD, StartModel, find_start_model, set_model, use_copy
 from rljob_cli.check.other_objects import find_object_problems, inline_config_maps
 from rljob_cli.check.peer_settings import count_common, explain_name, find_ours
 from rljob_cli.check.template_file import inline_template
@@ -218,6 +218,7 @@ def load_partial(
             problems += found
         job, start, found = _find_start(job, document, runs, resumes=resumes)
         local += found
+        job = use_copy(job, path.parent)
     relative = find_relative_paths(job)
     job, found = inline_template(job, document, path.parent)
     problems += found
@@ -295,12 +296,6 @@ def _find_start(
     if start is None:
         return job, None, []
     return set_model(job, start.path), start, []
-
-
-def set_model(job: RLJob, path: str) -> RLJob:
-    """Return the job with another source of its model."""
-    model = job.spec.model.model_copy(update={"source": path})
-    return job.with_spec(model=model)
 
 
 def _read_text(path: Path) -> str:

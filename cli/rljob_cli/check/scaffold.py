@@ -24,6 +24,7 @@ from rljob_cli.check.device_fields import (
     describe_job,
     divide,
 )
+from rljob_cli.check.job_source import find_copy
 from rljob_cli.check.own_data import OwnData, describe_own, quote, relative_to
 from rljob_cli.exits import guard
 from rljob_cli.local.node.gpus import describe_gpus, find_gpus, find_least_bytes
@@ -131,7 +132,8 @@ def write_scaffold(directory: Path, options: Options, output: str) -> int:
         if TASKS[task].is_hard
         else DEFAULT_MODEL
     )
-    values["model"] = find_copy(values["model"], directory)
+    if copy := find_copy(values["model"], directory):
+        values["model"] = quote(os.path.relpath(copy, directory.resolve()))
     files = build_files(task, values, devices)
     if own:
         kept = (name for name in files if name not in ("data/train.jsonl", "data/eval.jsonl"))
@@ -301,11 +303,3 @@ def _place_model(model: str | None, directory: Path) -> str | None:
     if not Path(model).is_dir():
         raise UserError(f"--model {model}: folder not found; correct the path")
     return quote(relative_to(model, directory))
-
-
-def find_copy(model: str, directory: Path) -> str:
-    """Return the folder of a model of the Hub in .models, where `make demo` writes one, next to or above a directory,
-    as the job in it must name it; else the model."""
-    name = f".models/{model.rpartition('/')[2].lower()}"
-    found = next((each / name for each in directory.resolve().parents if (each / name).is_dir()), None)
-    return quote(os.path.relpath(found, directory.resolve())) if found and model.startswith("hf://") else model

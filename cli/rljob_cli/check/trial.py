@@ -100,7 +100,9 @@ class Trial:
     def compares(self) -> bool:
         """Whether it scores the samples of a group otherwise than one at a time."""
         apart, together = _scores(self.apart), _scores(self.together)
-        return len(apart) == len(together) == 2 and not _are_close(apart, together)
+        pairs = zip(apart, together, strict=False)
+        are_close = all(math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-9) for a, b in pairs)
+        return len(apart) == len(together) == 2 and not are_close
 
     @property
     def raises(self) -> bool:
@@ -289,7 +291,8 @@ async def _try(
                 return trial
             info = await read_info(url, TOKEN)
             if not isinstance(settings, Reward):
-                return replace(trial, serves=_describe_forms(info))
+                tools = ", ".join(tool["name"] for tool in info.get("tools", ()))
+                return replace(trial, serves=tools or str(info["entrypoint"]))
             trial = replace(trial, signature=info["signature"], guess=describe_guess(settings, info))
             if prompt is None:
                 return trial
@@ -329,11 +332,6 @@ async def _try(
         return replace(trial, error=str(error))
 
 
-def _describe_forms(info: Mapping[str, Any]) -> str:
-    """Return the names of a server's tools, or the form of its user or program."""
-    return ", ".join(tool["name"] for tool in info.get("tools", ())) or str(info["entrypoint"])
-
-
 def build_samples(prompt: Prompt, samples: SampleBuilder) -> tuple[list[ScoreRequest], dict[str, ScoreRequest]]:
     """Return what the driver would send if the model's answers were the data's, and a longer text with it; and for the
     answer in other forms, and wrong ones. None of these if the answer is unknown."""
@@ -366,6 +364,8 @@ def find_problems(job: RLJob, trials: list[Trial]) -> Iterator[Finding]:
         # Its packages may be in its own image, which this machine does not run.
         only: Target | None = "local" if service.settings.image else None
         if trial.error:
+            if path.endswith(".function") and "function.requirements (" in trial.error:
+                path += ".requirements"
             yield _locate(service, Finding(path, f"cannot be used: {trial.error}", only=only))
         elif result is not None and result.reason not in (None, InvalidReason.ABSTAINED):
             why = f"{result.reason}: {result.message}"
@@ -443,10 +443,6 @@ def find_missed_groups(job: RLJob, trials: list[Trial]) -> Iterator[Finding]:
 
 def _scores(results: Iterable[ScoreResult]) -> list[float]:
     return [result.score for result in results if result.score is not None]
-
-
-def _are_close(first: Iterable[float], second: Iterable[float]) -> bool:
-    return all(math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-9) for a, b in zip(first, second, strict=True))
 
 
 def _show(scores: Iterable[float]) -> str:

@@ -148,7 +148,8 @@ def print_verdict(verdict: Verdict, target: Target | None) -> None:
     if verdict.local:
         print("  not on this machine, only on a cluster:")
         for problem in verdict.local:
-            print(f"    {file.path}:{problem.line}: {problem}")
+            what = str(problem).partition("; run `")[0]  # who only submits need not install
+            print(f"    {file.path}:{problem.line}: {what}")
     if target is None and file.relative:
         names = ", ".join(dict.fromkeys(file.relative.values()))
         print(f"  on a cluster: `rljob submit {shlex.quote(str(file.path))}` takes {names} along")

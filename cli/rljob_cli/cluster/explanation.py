@@ -94,7 +94,13 @@ def format_explanation(found: Explanation, now: datetime, width: int = DEFAULT_W
     sections = {
         "Roles": _format_roles(wrap, found.roles),
         "Samples without a valid score": [
-            line for problem in found.invalid_samples for line in _format_invalid_samples(wrap, problem)
+            line
+            for each in found.invalid_samples
+            for line in wrap(
+                "  ",
+                f"{each.reward}: {each.reason}, first in step {each.first_step}: {each.message}",
+                indent_columns=4,
+            )
         ],
         "Damaged checkpoints": damaged,
         "What to do": [line for remedy in found.remedies for line in wrap("  - ", remedy)],
@@ -105,11 +111,6 @@ def format_explanation(found: Explanation, now: datetime, width: int = DEFAULT_W
     for title, section in sections.items():
         lines += ["", title, *section] if section else []
     return "\n".join(lines)
-
-
-def _format_invalid_samples(wrap: _Wrap, problem: InvalidSamples) -> list[str]:
-    text = f"{problem.reward}: {problem.reason}, first in step {problem.first_step}: {problem.message}"
-    return wrap("  ", text, indent_columns=4)
 
 
 def _format_warning(wrap: _Wrap, warning: WarningEvent, now: datetime) -> list[str]:

@@ -15,7 +15,7 @@ _COLOURS: dict[Health, str] = {"ok": "green", "waiting": "yellow", "broken": "re
 _PHASE_COLOURS = {"Running": "green", "Succeeded": "green", "Failed": "red"}
 _WAITING = "yellow"
 _JOB_COLUMNS = [
-    Column("NAME", is_text=True, keep_end=True),
+    Column("NAME"),
     Column("PHASE"),
     Column("STEP"),
     Column("LAST STEP", drop=3),
@@ -43,7 +43,7 @@ _SERVICE_COLUMNS = [
     Column("INVALID", is_text=True),
 ]
 _POD_COLUMNS = [
-    Column("POD", is_text=True, least=40, keep_end=True),
+    Column("POD"),
     Column("ROLE", drop=3),
     Column("NODE", drop=4),
     Column("RESTARTS", drop=1),

@@ -23,12 +23,11 @@ from rljob_cli.evaluate.results import print_comparison
 from rljob_cli.exits import EXIT_FAILED, guard
 from rljob_cli.options import ClaimOptions, EvaluateOptions, SubmitOptions
 from rljob_cli.output import print_json
-from rljob_cli.run.snapshot import message_of
+from rljob_cli.run.snapshot import FINAL_PHASES, message_of
 from rljob_cli.submit.command import choose_namespace, plan_objects, print_objects, submit_command
 from rljob_core.backend import Manifest, utc_now
 
 _POLL_SECONDS = 2.0
-_FINAL_PHASES = ("Succeeded", "Failed")
 
 
 @guard
@@ -101,7 +100,7 @@ async def _wait_for_all(cluster: Cluster, names: Sequence[str], options: SubmitO
 def _has_ended(job: Manifest) -> bool:
     """An earlier submission of the job may have ended; the operator may not have seen this one yet."""
     status = parse_status(job)
-    return status.phase in _FINAL_PHASES and status.observed_generation >= job["metadata"].get("generation", 1)
+    return status.phase in FINAL_PHASES and status.observed_generation >= job["metadata"].get("generation", 1)
 
 
 def read_result(candidate: Candidate, job: Manifest, sets: Sequence[HeldOutSet]) -> ModelResult:

@@ -35,6 +35,7 @@ from rljob_inputs.objects.access import is_object
 from rljob_inputs.objects.folder import require_empty, upload_folder
 
 FILE_CARD = "README.md"
+_USE = "`vllm serve FOLDER` serves it; transformers loads it with `AutoModelForCausalLM.from_pretrained(FOLDER)`."
 _MAX_ROWS = 12
 """Limit of the curves: evaluations come first, then steps at even distances."""
 
@@ -46,6 +47,7 @@ def build_card(name: str, step: int, job: Mapping[str, Any], metrics: Metrics, s
     parts = [
         _build_header(spec),
         f"# {name}, step {step}\n\nTrained from {base} by reinforcement learning with RLJob.",
+        _USE,
         _section("Training", ["", ""], _list_settings(spec, step, summary)),
         _section("Rewards", ["reward", "kind", "weight", "use"], map(_describe_reward, spec.get("rewards") or [])),
         _section("Curves", *_build_curves(metrics, step)),
@@ -297,6 +299,11 @@ def _write_model(source: _Source, to: Path, given: str) -> tuple[str, Mapping[st
     else:
         to.parent.mkdir(parents=True, exist_ok=True)
         source.export.rename(to)  # the copy is on the same disk
+    return write_card(folder, step, to)
+
+
+def write_card(folder: Path, step: int, to: Path) -> tuple[str, Mapping[str, Any]]:
+    """Write the card of a run's model into its folder. Return as _write_model."""
     job = _complete(read_job(folder / FILE_JOB)[0])
     metrics = read_metrics(folder / FILE_METRICS)
     job_name = name_run(job, folder)

@@ -91,6 +91,7 @@ def collect_run(
     counts = [_count_rows(file.path, damaged) for file in files]
     sizes = [_size(file.path) for file in files]
     readings = plan_reading(list(zip(files, sizes, counts, strict=True)))
+    entries = select(LogIndex(folder / TRAJECTORIES).read(), query) if query is not None else None
     return RunData(
         folder=folder,
         name=name,
@@ -100,7 +101,7 @@ def collect_run(
         metrics=metrics,
         samples=[_read_samples(*each, damaged) for each in readings],
         num_samples=sum(counts),
-        selected=None if query is None else _read_selected(folder / TRAJECTORIES, query),
+        selected=None if entries is None else list(map(add_agent, read_entries(entries[:MAX_SAMPLES]))),
         num_files=len(all_files),
         damaged=damaged,
     )
@@ -113,11 +114,6 @@ def _read_samples(file: TrajectoryFile, num_rows: int, damaged: list[str]) -> li
         damaged.append(file.path.name)
         return []
     return [add_agent(SampleRow.model_validate(each)) for each in values]
-
-
-def _read_selected(log: Path, query: Query) -> list[SampleRow]:
-    entries = select(LogIndex(log).read(), query)
-    return list(map(add_agent, read_entries(entries[:MAX_SAMPLES])))
 
 
 def add_agent(row: SampleRow) -> SampleRow:

@@ -102,7 +102,10 @@ def render_page(run: RunData, now: datetime, live: LiveView | None = None, order
     described: dict[str, Any] = {}
     script = style = ""
     if live is None or live.charts is not None:
-        described = _describe_live(live) if live else {"samples": [describe_sample(row) for row in chosen]}
+        described = {"samples": [describe_sample(row) for row in chosen]}
+        if live:
+            own = {"run": live.name, "sections": f"sections?{live.query}", "query": live.query, "cursor": live.cursor}
+            described = {"live": own | {"colours": live.colours}}
         described["charts"] = live.charts if live else describe_panels(build_panels(run.metrics))
         script, style = ("\n".join(map(_read, names)) for names in (_PROGRAMS, _STYLES))
     data = embed_json(redactor.redact(described))
@@ -172,19 +175,6 @@ def list_choices(rows: Iterable[SampleRow]) -> Choices:
     results = [result for row in rows for result in row.rewards]
     reasons = {result.reason for result in results if result.reason}
     return Choices(list(dict.fromkeys(result.name for result in results)), sorted(reasons))
-
-
-def _describe_live(live: LiveView) -> dict[str, Any]:
-    sections = f"sections?{live.query}"
-    return {
-        "live": {
-            "run": live.name,
-            "sections": sections,
-            "query": live.query,
-            "cursor": live.cursor,
-            "colours": live.colours,
-        }
-    }
 
 
 def _read(name: str) -> str:

@@ -24,6 +24,7 @@ from rljob_api.run.sessions import ContainerFailure, Session, read_sessions, wri
 from rljob_api.run.summaries import RunSummary, format_summary, read_driver_summary
 from rljob_api.wire.contract import PORT_DRIVER, UrlPath
 from rljob_api.wire.driver_status import DriverStatus
+from rljob_cli.export.command import write_card
 from rljob_cli.local.cluster import LOCAL_DEFAULTS, STOP_SECONDS, LocalCluster
 from rljob_cli.local.network import Network
 from rljob_cli.local.node.kubelet import log_path
@@ -32,7 +33,7 @@ from rljob_cli.run.endpoint import Endpoint, remove_endpoint, write_endpoint
 from rljob_cli.run.live import PlainOutput
 from rljob_cli.run.reward_rows import RewardMetrics, RewardRow, build_row, gather_metrics
 from rljob_cli.run.runfolder import MetricsReader
-from rljob_cli.run.snapshot import RunHistory, Snapshot, build_roles, message_of
+from rljob_cli.run.snapshot import FINAL_PHASES, RunHistory, Snapshot, build_roles, message_of
 from rljob_cli.run.summary import build_summary, print_summary
 from rljob_cli.version import find_versions
 from rljob_core.backend import Manifest
@@ -49,7 +50,6 @@ _RECORD_SECONDS = 5.0
 """Between two writes of the session: the time that a kill can take from it."""
 _SAY_SECONDS = 10.0
 _MAX_FAILURES = 50
-_FINAL_PHASES = ("Succeeded", "Failed")
 STOPPED = "Stopped"
 """The phase of a run that has reached what its caller waits for."""
 
@@ -178,7 +178,7 @@ class Run:
             if self._until():
                 self._phase, self.message = STOPPED, "stopped by its caller"
                 return
-            if snapshot.phase in _FINAL_PHASES:
+            if snapshot.phase in FINAL_PHASES:
                 return
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_REFRESH_SECONDS):
@@ -239,15 +239,11 @@ class Run:
         if heads and secret:
             address = f"{heads[0]['status']['podIP']}:{self._cluster.network.port(PORT_DRIVER)}"
             token = read_token(secret) or ""
-            self._record_endpoint(Endpoint(f"http://{address}", token))
+            if (endpoint := Endpoint(f"http://{address}", token)) != self._endpoint:  # for `rljob ui`
+                with contextlib.suppress(OSError):  # a full disk must not end the run
+                    write_endpoint(self._folder, endpoint)
+                    self._endpoint = endpoint
             store.set_driver(await _fetch_driver_status(session, address, token))
-
-    def _record_endpoint(self, endpoint: Endpoint) -> None:
-        """Let `rljob ui` ask the head. A full disk must not end the run."""
-        if endpoint != self._endpoint:
-            with contextlib.suppress(OSError):
-                write_endpoint(self._folder, endpoint)
-                self._endpoint = endpoint
 
     async def _refresh_metrics(self, session: aiohttp.ClientSession) -> None:
         pods = list(self._cluster.store.pods.values())
@@ -308,5 +304,8 @@ def run_job(
         phase = asyncio.run(run.execute())
     finally:
         output.close()
-    print_summary(console, run.write_summary(read_metrics(folder / FILE_METRICS)))
+    summary = run.write_summary(read_metrics(folder / FILE_METRICS))
+    if summary.export and summary.export_step is not None:
+        write_card(folder, summary.export_step, Path(summary.export))
+    print_summary(console, summary)
     return phase

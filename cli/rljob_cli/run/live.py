@@ -12,9 +12,9 @@ from rich.text import Text
 
 from rljob_api.wire.driver_status import ScheduleStatus
 from rljob_cli.run.reward_rows import HEADER, row_cells
-from rljob_cli.run.snapshot import Change, Snapshot, describe_groups, describe_work, diff_snapshots
+from rljob_cli.run.snapshot import FINAL_PHASES, Change, Snapshot, describe_groups, describe_work, diff_snapshots
 from rljob_cli.run.summary import describe_uncounted, group_by_set
-from rljob_cli.tables import build_table
+from rljob_cli.tables import build_table, print_lines_on
 
 _BARS = "▁▂▃▄▅▆▇█"
 _SPARK_WIDTH = 40
@@ -50,7 +50,7 @@ class PlainOutput:
             self.say(f"[{format_seconds(snapshot.elapsed_seconds):>6}] {change.text}")
 
     def say(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        print_lines_on(self._console)(text)
 
     def close(self) -> None:
         pass
@@ -107,7 +107,7 @@ def render(snapshot: Snapshot, recent: Iterable[str]) -> RenderableType:
     if snapshot.rewards:
         cells = [row_cells(row) for row in snapshot.rewards]
         lines.append(build_table(HEADER, cells, gap=1, header_style="dim"))
-    phase = snapshot.driver.phase if snapshot.driver else "waiting for Pods"
+    phase = snapshot.driver.phase if snapshot.driver else "" if snapshot.phase in FINAL_PHASES else "waiting for Pods"
     lines.append(Text(": ".join(filter(None, [phase, snapshot.waits_for])), style="cyan"))
     lines += [Text(line, style="dim", overflow="ellipsis", no_wrap=True) for line in recent]
     return Group(*lines)

@@ -23,7 +23,7 @@ from rljob_core.plan.observed_job import extract_error_message, is_terminating, 
 from rljob_core.plan.progress import NO_PROGRESS, WAITS_FOR_OUTAGE
 
 _ROLE_ORDER = ("head", "trainer", "rollout", "reward", "agent")
-_FINAL_PHASES = ("Succeeded", "Failed")
+FINAL_PHASES = ("Succeeded", "Failed")
 _URGENT_EVENTS = {LearningReason.NO_ADVANTAGES, *NO_PROGRESS}
 _SHOWN_ELSEWHERE = (conditions.REASON_INVALID_SAMPLES, conditions.REASON_CHECKPOINT_DAMAGED, WAITS_FOR_OUTAGE)
 """Reasons of events that repeat problems and outages."""
@@ -96,7 +96,7 @@ def diff_snapshots(old: Snapshot, new: Snapshot) -> list[Change]:
     if new.phase != old.phase:
         changes.append(_format_phase(new))
     before = {role.name: (role.ready, role.desired) for role in old.roles}
-    for role in () if new.phase in _FINAL_PHASES else new.roles:  # the end releases all of them
+    for role in () if new.phase in FINAL_PHASES else new.roles:  # the end releases all of them
         if before.get(role.name) != (role.ready, role.desired):
             data = {"type": "role", **role.__dict__}
             changes.append(Change(f"{role.name}: {role.ready} of {role.desired} ready", data))
@@ -127,7 +127,7 @@ def describe_groups(schedule: ScheduleStatus) -> str:
 
 def describe_work(snapshot: Snapshot) -> list[Change]:
     """Return what a run does at the moment, for a step that takes long; nothing after its end."""
-    if snapshot.phase in _FINAL_PHASES:
+    if snapshot.phase in FINAL_PHASES:
         return []
     phase = snapshot.driver.phase if snapshot.driver else ""
     doing = ": ".join(filter(None, [phase, snapshot.waits_for])) or "waiting for Pods"

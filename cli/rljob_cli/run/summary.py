@@ -73,7 +73,10 @@ def build_summary(
         pause_seconds=_mean(step.pause_seconds for step in metrics.steps),
         transfer_seconds=_mean(step.transfer_seconds for step in metrics.steps),
         device_bytes=_find_largest(metrics.steps),
-        steps_without_signal=sum(map(_is_without_signal, metrics.steps)),
+        # The samples of each group had equal scores, or none could be trained on.
+        steps_without_signal=sum(
+            step.zero_signal_share == 1 or 0 < step.num_samples == step.num_masked for step in metrics.steps
+        ),
         evaluations=evaluations,
         metrics_before=before.means,
         metrics_after=after.means,
@@ -115,11 +118,6 @@ def _find_ends(
     none = EvaluationSummary(step=0)
     last = evaluations[-1]
     return next((found for found in evaluations if found.step == 0), none), last if last.step > 0 else none
-
-
-def _is_without_signal(step: StepRecord) -> bool:
-    """Whether a step had no advantage: the samples of each group had equal scores, or none could be trained on."""
-    return step.zero_signal_share == 1 or 0 < step.num_samples == step.num_masked
 
 
 def _count(metrics: Metrics) -> DriverSummary:

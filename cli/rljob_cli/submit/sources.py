@@ -159,7 +159,8 @@ def read_tree(source: LocalSource, folder: Path, job_file: Path | None = None) -
     files = sorted(file for file in path.rglob("*") if file.is_file())
     if source.kind == "program":
         own = job_file.resolve() if job_file else None
-        files = [file for file in files if file != own and not any(map(_is_left_out, file.relative_to(path).parts))]
+        parts = {file: file.relative_to(path).parts for file in files if file != own}
+        files = [file for file in parts if not any(part[0] == "." or part == "__pycache__" for part in parts[file])]
     if not files:
         raise UserError(f"{source.field}: {path} is empty; correct the path")
     return Tree(path.name, True, tuple(_read_file(str(PurePosixPath(f.relative_to(path))), f) for f in files))
@@ -174,10 +175,6 @@ def _read_matching(source: LocalSource, pattern: Path) -> Tree:
     if not files:
         raise UserError(f"{source.field}: no file matches {pattern}; correct the path")
     return Tree(folder.name, True, tuple(_read_file(file.name, file) for file in files))
-
-
-def _is_left_out(name: str) -> bool:
-    return name.startswith(".") or name == "__pycache__"
 
 
 def find_imported_files(path: Path) -> tuple[list[Path], Path]:

@@ -31,18 +31,15 @@ _FIELDS = ("namespace", "name", "phase", "step", "total_steps", "reward", "waits
 _HERE = "(here)"
 
 
-def has_cluster(target: Target) -> bool:
-    return bool(target or os.environ.get("KUBECONFIG")) or Path("~/.kube/config").expanduser().exists()
-
-
 def find_here(name: str, target: Target) -> Path | None:
     """Return the folder of the run that the name of a job means; None: a job in the cluster."""
     with contextlib.suppress(UserError):
         folder = find_run(name, RUNS).resolve()
-        is_meant = not has_cluster(target) or (not target and ("/" in name or is_in_use(folder)))
+        is_meant = not target.exists() or (not target and ("/" in name or is_in_use(folder)))
         return folder if is_meant and (folder / FILE_JOB).exists() else None
-    if "/" in name and not target:
-        raise BadParameter(f"no run at {name}; `rljob ls` lists runs")
+    if not target.exists() or ("/" in name and not target):
+        also = "" if target.exists() else "; no kubeconfig names a cluster"
+        raise BadParameter(f"no run at {name}; `rljob ls` lists runs{also}")
     return None
 
 
@@ -51,7 +48,7 @@ def list_command(target: Target, directory: Path, *, everywhere: bool, output: s
     found = [describe(run.name, run, read_metrics(run / FILE_METRICS)) for run in list_runs(directory)]
     rows: list[list[Any]] = [[_HERE, run.name, run.phase, run.step, run.total_steps, run.reward, ""] for run in found]
     is_unknown = False
-    if has_cluster(target):
+    if target.exists():
         from rljob_cli.cluster.client import ClusterError
         from rljob_cli.cluster.commands import list_jobs
 

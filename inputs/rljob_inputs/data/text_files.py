@@ -98,9 +98,15 @@ def _read_lines(path: Path, lines: Iterable[bytes], kind: str) -> Iterator[tuple
             place = f"{path}:{number}"
             text = _decode(path, number, line, kind)
             row = _check_row(_parse_line(path, number, text, kind), place, "each line", text)
-            if kind != LINES and isinstance(row.get("data"), list):
+            if kind != LINES and (isinstance(row.get("data"), list) or _has_columns(row)):
                 raise UserError(f"{place}: is one object; save its data alone, as an array of rows")
             yield row, place
+
+
+def _has_columns(row: Values) -> bool:
+    """Whether it is a whole table, as pandas writes one with orient="list"; conversations are lists of objects."""
+    cells = [type(cell) for column in row.values() if isinstance(column, list) for cell in column]
+    return bool(cells) and all(isinstance(column, list) for column in row.values()) and {*cells} <= {str, int, float}
 
 
 def _read_array(path: Path, content: bytes) -> Iterator[tuple[Values, str]]:

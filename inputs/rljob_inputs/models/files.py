@@ -57,14 +57,16 @@ def open_model(location: str, revision: str | None, access: HubAccess | None = N
     """
     if location.startswith("hf://"):
         repository = find_repository(location, "model", revision, access or HubAccess())
-        return ModelFiles(location, repository.files, repository.download, None, repository.list_tensors)
+        place = location + " (in the cache: the Hub does not answer)" * repository.is_cached
+        return ModelFiles(place, repository.files, repository.download, None, repository.list_tensors)
     if is_object(location):
         copy = _open_copy(location, access)
         sizes = {name: found.size for name, found in copy.listing.objects.items()}
         return ModelFiles(copy.listing.url, sizes, copy.fetch, None)
     folder = Path(location)
     if not folder.is_dir():
-        raise UserError(f"{folder} is a file; a model is a folder" if folder.exists() else f"folder {folder} not found")
+        missing = f"folder {folder} not found; a model of the Hub is hf://org/name"
+        raise UserError(f"{folder} is a file; a model is a folder" if folder.exists() else missing)
     sizes = {file.name: file.stat().st_size for file in folder.iterdir() if file.is_file()}
     return ModelFiles(location, sizes, folder.joinpath, folder)
 

@@ -64,6 +64,7 @@ def ensure_environment(lines: Sequence[str], python_version: str | None = None) 
         fcntl.flock(lock, fcntl.LOCK_EX)  # another server of this machine may be creating it
         if not (folder / _COMPLETE).exists():
             if os.environ.get(ENV_INSTALLED_ONLY):
+                _find_mistakes(lines, version)
                 raise UserError(NOT_INSTALLED)
             what = f"{MARK_INSTALLS} the function's requirements{f' for Python {version}' if version else ''}"
             logger.info("%s %s: %s", "uv" if find_uv() else "pip", what, ", ".join(lines) or "none")
@@ -93,6 +94,18 @@ def find_uv() -> str | None:
     except ImportError:
         return shutil.which("uv")
     return str(uv.find_uv_bin())
+
+
+def _find_mistakes(lines: Sequence[str], version: str | None) -> None:
+    """Raise UserError for lines that are no requirements, or whose package or version the index does not have. Knows
+    nothing without uv or the index; downloads and builds no package."""
+    if uv := find_uv():
+        python = ["--python-version", version] if version else ["--python", sys.executable]
+        command = [uv, "pip", "compile", "--quiet", "--no-header", "--no-deps", "--no-build", *python, "-"]
+        environment = _build_environment(uses_uv=True) | {"UV_HTTP_RETRIES": "0"}
+        done = _call(command, environment, "\n".join(lines))
+        if done.returncode != 0 and foreign_texts.WRONG_REQUIREMENT.search(done.stdout):
+            raise _explain(done.stdout, lines)
 
 
 def _create(folder: Path, python: Path, lines: Sequence[str], version: str | None) -> None:
@@ -138,11 +151,11 @@ def _link_worker(folder: Path) -> None:
     (packages / f"{_WORKER_FOLDER}.pth").write_text(f"{worker}\n")
 
 
-def _call(command: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+def _call(command: list[str], environment: dict[str, str], given: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command,
         env=environment,
-        stdin=subprocess.DEVNULL,
+        input=given,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

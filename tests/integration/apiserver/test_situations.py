@@ -1,7 +1,7 @@
 """Situations on other people's clusters, on a real API server: what a user reads at once, a second later, and the cost.
 
 One operator runs for all, and each has a namespace of its own, on an API server of this module; a second one has CRDs
-of other versions. The table of what was observed is the one in docs/situations.md: `-s` prints it with seconds and
+of other versions. The table of what was observed is in tests/data/situations.md: `-s` prints it with seconds and
 requests, --update-golden writes it.
 """
 
@@ -28,19 +28,19 @@ from tests.integration.apiserver.situations import SITUATIONS
 from tests.integration.apiserver.stepped_operator import SteppedOperator
 from tests.integration.apiserver.test_upgrade import CRDS
 from tests.integration.apiserver.test_version_skew import change_crd
-from tests.paths import ROOT
+from tests.paths import DATA, ROOT
 from tests.support import fast_yaml
 from tests.support.waiting import DEADLINE_SECONDS
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-PAGE = ROOT / "docs" / "situations.md"
+PAGE = DATA / "situations.md"
 HEADER = """
 | situation | `kubectl apply` | status |
 |---|---|---|
 """
 PROBES = {"newer": ("mood", "grim", ""), "older": ("progressDeadlineSeconds", 900, "unknown field")}
 """A field, a value, and the answer to a job that sets it, once the CRDs of these versions are served."""
-MAX_QUOTED = 170
+MAX_QUOTED = 100
 """Characters of a message. Some repeat their cause for each role."""
 ROWS: dict[str, Row] = {}
 
@@ -210,7 +210,7 @@ async def test_table_of_the_documentation_is_what_was_observed(golden):
 
 def format_row(row: Row) -> str:
     situation = row.situation
-    cells = [f"[{situation.title}]({situation.docs})"]
+    cells = [f"[{situation.title}](../../docs/{situation.docs})"]
     if row.answer:
         cells += [quote(row.answer, situation.refused), ""]
     else:

@@ -115,7 +115,7 @@ def test_ctrl_c_ends_every_process_and_prints_how_to_resume(job):
     os.kill(process.pid, signal.SIGINT)
     code, output = finish(process)
     assert code == 130, output
-    assert f"to resume: rljob run {job} --dir {job.parent / 'runs'} " in output
+    assert f"to resume: rljob run {job} --dir {job.parent / 'runs'}\n" in output
     assert output.strip().splitlines()[-1] == str(job.parent / "runs" / "sleepy" / "summary.json")
     assert_dead(pids)
 

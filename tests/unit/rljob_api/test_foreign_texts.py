@@ -41,6 +41,7 @@ EXAMPLES = {
     "OVER_OWN_DISK": "Pod ephemeral local storage usage exceeds the total limit of containers 1Gi. ",
     "UNREACHABLE_INDEX": "error sending request for url (https://index.example/simple/sympy/)",
     "UNKNOWN_PACKAGE": "ERROR: No matching distribution found for sympy",
+    "WRONG_REQUIREMENT": "Because rljobb was not found in the package registry and you require rljobb",
     "DISK_FULL": "error: No space left on device (os error 28)",
     "NO_SUBSET": "BuilderConfig 'x' not found. Available: ['main', 'socratic']",
     "NO_SPLIT": "Unknown split \"dev\". Should be one of ['train', 'test'].",

@@ -52,6 +52,12 @@ def test_errors_of_the_input_are_one_message_and_exit_code_2(capsys, error, mess
     assert capsys.readouterr() == ("", f"{message}\n")
 
 
+def test_deleted_current_folder_is_named(capsys):
+    """os.getcwd raises it without a file."""
+    assert raise_error(FileNotFoundError(errno.ENOENT, "No such file or directory")) == exits.EXIT_BAD_INPUT
+    assert capsys.readouterr() == ("", "the current folder is deleted; change to another\n")
+
+
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 def test_full_disk_is_one_message_and_a_failure(capsys, number):
     assert raise_error(OSError(number, "No space left")) == exits.EXIT_FAILED

@@ -190,7 +190,16 @@ def test_error_is_an_object_with_its_problems_in_each_form_of_the_option(job, op
 def test_unknown_output_is_refused_with_the_choices(job):
     code, output = rljob("run", job, "-o", "xml")
     assert code == 2
-    assert "'xml' is not one of 'live', 'plain', 'json'" in output
+    assert "Invalid value for '-o' / '--output': 'xml' is not one of 'live', 'plain', 'json'" in output
+
+
+def test_without_a_kubeconfig_nothing_asks_for_a_cluster(job, monkeypatch):
+    monkeypatch.setenv("HOME", str(job.parent))
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    code, output = rljob("top")
+    assert (code, "there is no kubeconfig" in output) == (2, True)
+    code, output = rljob("logs", "sleeepy")
+    assert (code, "no run at sleeepy; `rljob ls` lists runs; no kubeconfig" in output) == (2, True)
 
 
 def test_validate_checks_arguments_and_filenames_and_stdin(job):

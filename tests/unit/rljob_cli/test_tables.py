@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import re
 
 import pytest
 from rich.cells import cell_len
+from rich.console import Console
 
-from rljob_cli.tables import Column, build_table, make_console, to_text
+from rljob_cli.tables import Column, build_table, make_console, print_lines_on, to_text
 
 WIDE = [["数学", "b"], ["x", "等待" * 40]]
 
@@ -71,6 +73,13 @@ def test_narrow_terminal_leaves_out_columns_and_cuts_no_number(width, line):
 def test_name_is_cut_in_its_middle():
     columns = [Column("POD", is_text=True, keep_end=True)]
     assert lines_of(columns, [["a-long-name-that-ends-in-7f9c8-00001"]], width=20)[1] == "a-long-na…f9c8-00001"
+
+
+def test_sentences_are_broken_between_words_and_paths_never():
+    console = Console(file=io.StringIO(), width=20, force_terminal=True, color_system=None)
+    print_lines_on(console)("a path of the tokenizer: /home/someone/models/small ends")
+    lines = console.file.getvalue().splitlines()
+    assert lines == ["a path of the", "tokenizer:", "/home/someone/models/small", "ends"]
 
 
 def test_column_without_a_priority_is_named_when_it_is_left_out():

@@ -4,6 +4,7 @@ import pytest
 
 from rljob_api.errors import TransientError, UserError
 from rljob_inputs.hub import HubAccess, find_repository
+from rljob_inputs.models.files import open_model
 from tests.support.hub import run_hub
 
 MODEL = "hf://org/model"
@@ -57,7 +58,7 @@ def test_gated_repository_names_the_page_and_the_field(hub):
     assert find(hub, token="hf_right").name == "org/model"
 
 
-def test_hub_that_cannot_be_reached_is_asked_once_and_the_cache_helps(hub):
+def test_hub_that_cannot_be_reached_is_asked_once_and_the_cache_helps(hub, monkeypatch):
     (hub.add("models/org/model") / "config.json").write_text("{}")
     from huggingface_hub import hf_hub_download
 
@@ -67,4 +68,9 @@ def test_hub_that_cannot_be_reached_is_asked_once_and_the_cache_helps(hub):
     assert found.is_cached
     assert found.download("config.json").read_text() == "{}"
     with pytest.raises(TransientError, match=f"cannot reach the Hub at {nowhere.url} for hf://org/none"):
+        find_repository("hf://org/none", "model", None, nowhere)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert find_repository(MODEL, "model", None, nowhere).is_cached
+    assert "(in the cache: the Hub does not answer)" in open_model(MODEL, None, nowhere).place
+    with pytest.raises(TransientError, match=r"hf://org/none, which its cache lacks .*HF_HUB_OFFLINE"):
         find_repository("hf://org/none", "model", None, nowhere)

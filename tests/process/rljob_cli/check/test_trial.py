@@ -162,6 +162,14 @@ def test_function_with_requirements_is_called_once_they_are_installed(call, tmp_
     assert (trials[0].result.score, found) == (1.0, [])
 
 
+def test_requirement_that_no_index_has_is_an_error_of_its_field(call, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("UV_NO_INDEX", "1")
+    _, [problem], _ = call(body("return 1.0"), function={"file": "reward0.py", "requirements": ["rljob-nowhere"]})
+    assert problem.startswith("spec.rewards[0].function.requirements cannot be used: ")
+    assert "rljob-nowhere was not found" in problem
+
+
 LENGTHS = """
 def shorter_is_better(prompts, completions, **kwargs):
     lengths = [len(completion) for completion in completions]

@@ -60,13 +60,13 @@ def test_shared_fields_say_what_a_change_does_where_it_differs() -> None:
     effects = {"data.train.source": "refused", "data.eval.source": "head", "data.eval.subset": "none"}
     page = build_reference(*SCHEMAS.values(), effects)
     assert "Has `source` as in `spec.data.train`; on change: head." in page
-    assert "- `spec.data.eval.subset` (string, optional; none): " in page, "its description is short"
+    assert "- `spec.data.eval.subset` (string; none): " in page, "its description is short"
     assert "- `spec.data.eval.split` " not in page
 
 
 def test_page_shows_defaults_bounds_and_choices() -> None:
     assert "- `spec.algorithm.optimizer.learningRate` (number >0, default `1e-06`): Peak learning rate.\n" in PAGE
-    assert '- `spec.data.format` (`chat` or `text`, default `"chat"`): ' in PAGE
+    assert '- `spec.data.format` (`chat|text`, default `"chat"`): ' in PAGE
     assert "- `spec.model.source` (string, required): " in PAGE
     assert "(integer >=0 <=16, " in PAGE
 

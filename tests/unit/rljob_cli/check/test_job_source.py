@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+from unittest.mock import Mock
 
 import pytest
 
-from rljob_api.errors import UserError
+from rljob_api.errors import TransientError, UserError
 from rljob_api.run.folder import FILE_BEST, FILE_COMPLETE, FILE_JOB, checkpoint_folder, export_folder
 from rljob_api.run.start_model import FILE_PIN
+from rljob_cli.check import job_source
 from rljob_cli.check.job_source import MODEL, find_start_model, require_weights
 from rljob_cli.check.jobfile import load, load_partial
 from rljob_cli.check.preflight import check_objects
+from tests.support.memory_backend import make_job
 from tests.unit.rljob_cli.check.test_jobfile import JOB
 
 
@@ -148,3 +151,37 @@ def test_run_that_starts_over_does_not_begin_with_itself(runs, tmp_path):
     [problem] = file.local_problems
     assert "is the run that --fresh moves away" in str(problem)
     assert load_partial(path, runs=runs).local_problems == ()
+
+
+@pytest.mark.parametrize("is_offline", [False, True])
+def test_copy_of_a_model_replaces_one_that_neither_the_hub_nor_its_cache_has(tmp_path, monkeypatch, capsys, is_offline):
+    """Offline, with what `make demo` has written next to the checkout, or above the job."""
+    asked = []
+
+    def find_repository(source, *_):
+        asked.append(source)
+        if is_offline:
+            raise TransientError("cannot reach the Hub")
+
+    monkeypatch.setattr(job_source, "find_repository", find_repository)
+    copy = tmp_path / ".models" / "small-1b"
+    copy.mkdir(parents=True)
+    monkeypatch.setattr(job_source, "_CHECKOUT", tmp_path)
+    job = make_job(model={"source": "hf://org/Small-1B"})
+    used = job_source.use_copy(job, tmp_path.parent)
+    assert used.spec.model.source == (str(copy) if is_offline else "hf://org/Small-1B")
+    assert (f"takes the copy {copy}" in capsys.readouterr().err) is is_offline
+    for other in ("hf://org/other", "./small-1b"):
+        job = make_job(model={"source": other})
+        assert job_source.use_copy(job, tmp_path) is job
+    assert asked == ["hf://org/Small-1B"], "without a copy, the checks ask the Hub once"
+
+
+@pytest.mark.parametrize("is_cached", [False, True])
+def test_run_on_a_machine_without_the_hub_takes_models_from_its_cache(monkeypatch, capsys, is_cached):
+    """vLLM asks the Hub first, and does not start without an answer."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    monkeypatch.setattr(job_source, "find_repository", lambda *_: Mock(is_cached=is_cached))
+    job_source.go_offline(make_job(model={"source": "hf://org/small"}))
+    assert os.environ["HF_HUB_OFFLINE"] == ("1" if is_cached else "0")
+    assert ("takes hf://org/small from its cache" in capsys.readouterr().err) is is_cached

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -103,3 +104,11 @@ def test_picture_is_what_top_draws(golden: Any, width: int) -> None:
     assert "412/1000" in console.export_text(clear=False), "no digit is cut"
     title = f"kubectl rljob top sums, {width} columns"
     golden(ROOT / f"docs/images/top-{width}.svg", console.export_svg(title=title, unique_id=f"top{width}"))
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_name_of_a_job_is_whole_so_that_it_can_be_copied(width: int) -> None:
+    row = replace(top.view_job(JOB, PODS, [], NOW, [LATENCIES]).job, name="math-dapo-32b-lr1e6-entropy-seed3")
+    console = Console(file=io.StringIO(), width=width)
+    console.print(top_tables.draw_jobs([row], "research", everywhere=False))
+    assert "math-dapo-32b-lr1e6-entropy-seed3 " in console.file.getvalue()

@@ -116,6 +116,7 @@ def test_live_view_shows_that_the_model_learns_nothing():
         (Snapshot(driver=DriverStatus(phase="rollout", waits_for="waits for a score")), "rollout: waits for a score"),
         (Snapshot(driver=DriverStatus(phase="train")), "train"),
         (Snapshot(roles=(RoleRow("head", 1, 0, 0),)), "waiting for Pods: head 0/1"),
+        (Snapshot(phase="Succeeded", message="all steps are done"), "all steps are done"),
     ],
 )
 def test_live_view_shows_what_the_job_waits_for(snapshot, line):

@@ -164,6 +164,7 @@ def test_a_saved_dataset_is_read_by_its_split(tmp_path):
         ("d.json", b'[{"a": 1}, 5]', "d.json row 2: each entry must be a JSON object, got int"),
         ("d.json", b'{"a": 1}\n{\n', "d.json:2: not JSON: "),
         ("d.json", b'{"version": 1, "data": [{"a": 1}]}', "d.json:1: is one object; save its data alone, as an array"),
+        ("d.json", b'{"a": ["b", "c"], "d": [1, 2]}', "d.json:1: is one object; save its data alone, as an array"),
         ("d.jsonl", b"<!doctype html>", "d.jsonl:1: is a web page; download the file itself"),
         (
             "d.jsonl",

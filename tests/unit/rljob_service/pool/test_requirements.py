@@ -41,6 +41,45 @@ def test_error_depends_on_the_installers_output(output: str, error: type[Excepti
     assert remedy in str(explained)
 
 
+UV_BUILD = """error: No solution found when resolving dependencies
+  cause: Because sympy==1.0.0 has no usable wheels and you require sympy, we can conclude that your requirements are \
+unsatisfiable."""
+
+
+@pytest.mark.parametrize(
+    ("output", "is_mistake"),
+    [
+        (UV_MISSING, True),
+        ("  cause: Because there is no version of sympy==99.0 and you require sympy==99.0, we can conclude", True),
+        ("  cause: you require sympy<1 and sympy>=2, which are incompatible", True),
+        ("error: Couldn't parse requirement in `-` at position 0", True),
+        (UV_UNREACHABLE, False),
+        (UV_BUILD, False),
+        ("error: Git operation failed\n  cause: failed to clone", False),
+    ],
+)
+def test_mistake_in_requirements_is_found_before_they_are_installed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, output: str, is_mistake: bool
+) -> None:
+    """Only what no index and no compiler could help is an error of the lines."""
+    called: list[list[str]] = []
+
+    def call(command: list[str], _: object, given: str) -> SimpleNamespace:
+        called.append([*command, given])
+        return SimpleNamespace(returncode=1, stdout=output)
+
+    monkeypatch.setattr(requirements, "_call", call)
+    monkeypatch.setattr(requirements, "find_uv", lambda: "uv")
+    monkeypatch.setenv("RLJOB_INSTALLED_ONLY", "1")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    expected = "cannot be installed" if is_mistake else "are not installed on this machine yet"
+    with pytest.raises(UserError, match=f"function.requirements .*{expected}"):
+        requirements.ensure_environment(["sympy", "numpy"])
+    assert called[0][:3] == ["uv", "pip", "compile"]
+    assert called[0][-1] == "sympy\nnumpy"
+    assert "--no-build" in called[0], "a build runs the package's code"
+
+
 PIP_MISSING = """ERROR: Could not find a version that satisfies the requirement sympy (from versions: none)
 ERROR: No matching distribution found for sympy"""
 

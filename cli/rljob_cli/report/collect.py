@@ -31,7 +31,7 @@ from rljob_api.run.trajectories import ResultRow, SampleRow
 from rljob_cli.report.samples import MAX_SAMPLES, spread
 from rljob_cli.run.runfolder import is_in_use
 from rljob_cli.run.summary import build_summary
-from rljob_cli.trajectories.index import LogIndex, Query, read_entries, select
+from rljob_cli.trajectories.index import LogIndex, Query
 from rljob_cli.trajectories.log import DamagedFileError, read_values
 
 _MAX_READ_BYTES = 8 << 20
@@ -116,8 +116,9 @@ def _read_samples(file: TrajectoryFile, num_rows: int, damaged: list[str]) -> li
 
 
 def _read_selected(log: Path, query: Query) -> list[SampleRow]:
-    entries = select(LogIndex(log).read(), query)
-    return list(map(add_agent, read_entries(entries[:MAX_SAMPLES])))
+    index = LogIndex(log)
+    index.read(query)
+    return list(map(add_agent, index.read_samples(index.select(query)[:MAX_SAMPLES])))
 
 
 def add_agent(row: SampleRow) -> SampleRow:

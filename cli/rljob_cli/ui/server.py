@@ -38,7 +38,7 @@ from rljob_cli.report.page import Choices, LiveView, list_choices, render_page
 from rljob_cli.report.samples import describe_sample
 from rljob_cli.run.curves import lay_over
 from rljob_cli.run.snapshot import describe_groups
-from rljob_cli.trajectories.index import LANES, ORDERS, SHOWN, Query, find_text, read_entries, select
+from rljob_cli.trajectories.index import LANES, ORDERS, SHOWN, Query
 from rljob_cli.ui.runs import WatchedRun, find_differences
 
 
@@ -323,18 +323,18 @@ def render_live(
 
 
 def read_page(run: WatchedRun, query: Query, offset: int, limit: int) -> Page:
-    entries = run.index.read(query, _NEW_FILES)
-    found = select(entries, query)
+    run.index.read(query, _NEW_FILES)
+    found = run.index.select(query)
     if query.text:
-        found = find_text(found, query.text)
-    rows = read_entries(found[offset : offset + limit])
+        found = run.index.find_text(found, query.text)
+    rows = run.index.read_samples(found[offset : offset + limit])
     samples = run.redactor().redact([describe_sample(add_agent(row)) for row in rows])
     step, files = query.step, run.index.files
     nearest = ""
     if step is not None and files and not any(map(query.reads, files)):
         best = min(files, key=lambda file: (abs(file.step - step), file.lane != query.lane))
         nearest = f"{best.step} {best.lane}"
-    return Page(len(entries), len(found), samples, run.index.num_unread, nearest, sorted(run.index.damaged))
+    return Page(run.index.count(query), len(found), samples, run.index.num_unread, nearest, sorted(run.index.damaged))
 
 
 def _hide_secrets(run: WatchedRun, news: Sequence[Event]) -> list[Event]:

@@ -78,7 +78,7 @@ def collect_run(
 ) -> RunData:
     """Read a run. Raise UserError if the folder is not a run's. `query`: selects the samples from its whole log.
     `answers`: as in read_summary. `metrics`: those of the folder, if they are known. `max_files`: so many files of the
-    log, spread over the run, stand for all; num_samples counts theirs."""
+    log, spread over the run, and a quarter of the bytes, stand for all; num_samples counts theirs."""
     files = all_files = list_trajectory_files(folder / TRAJECTORIES)
     if max_files is not None:
         files = sorted(files[index] for index in islice(spread(len(files)), max_files))
@@ -90,7 +90,8 @@ def collect_run(
     damaged: list[str] = []
     counts = [_count_rows(file.path, damaged) for file in files]
     sizes = [_size(file.path) for file in files]
-    readings = plan_reading(list(zip(files, sizes, counts, strict=True)))
+    max_bytes = _MAX_READ_BYTES if max_files is None else _MAX_READ_BYTES // 4
+    readings = plan_reading(list(zip(files, sizes, counts, strict=True)), max_bytes)
     return RunData(
         folder=folder,
         name=name,

@@ -7,7 +7,6 @@ many; texts are read only for the samples of one page. A file that the run in pr
 import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +28,12 @@ ORDER_BY = {"latency": "slow", "reward": "high"}
 LANES = ("", "train", "eval")
 SHOWN = ("", "best", "worst", "invalid", "truncated")
 """All; the best or the worst of each step; those without a valid score; those that a limit of tokens cut."""
+FileState = tuple[int, int] | None
+"""Bytes, and nanoseconds since 1970. None: the file does not exist."""
 Array = Any
 """An array of numpy, which the extra `data` brings: it is imported only where it is used."""
 _SAMPLE = [("place", "i8"), ("group", "i4"), ("set", "i4"), ("score", "f8"), ("truncated", "?"), ("tokens", "i4")]
-_RESULT = [("place", "i8"), ("name", "i4"), ("valid", "?"), ("score", "f8"), ("reason", "i4"), ("latency", "f8")]
+_RESULT = [("place", "i8"), ("name", "i4"), ("reason", "i4"), ("valid", "?"), ("score", "f8"), ("latency", "f8")]
 """Both are in the order of their places. A place is the number of a file, and in its lower bits the row. Texts are
 their codes, and 0 is none. An unknown score is not a number; an unknown latency is 0 seconds."""
 _ROW_BITS = 32
@@ -68,18 +69,17 @@ class Query:
 ALL = Query()
 
 
+def read_state(path: Path) -> FileState:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns
+
+
 def _number(file: TrajectoryFile) -> int:
     """Ascending by age."""
     return 2 * file.step + (file.lane == "train")
-
-
-def _fill(columns: Sequence[tuple[str, str]], *values: Sequence[Any]) -> Array:
-    import numpy as np
-
-    filled = np.empty(len(values[0]) if values else 0, list(columns))
-    for (name, _), each in zip(columns, values, strict=False):
-        filled[name] = each
-    return filled
 
 
 @dataclass
@@ -93,116 +93,77 @@ class LogIndex:
     """Files that the last call of `read` left to the next one."""
     damaged: set[str] = field(default_factory=set)
     """Names of files that cannot be read."""
-    _states: dict[int, tuple[int, int]] = field(default_factory=dict)
+    _states: dict[int, FileState] = field(default_factory=dict)
     _codes: dict[str | None, int] = field(default_factory=lambda: {None: 0})
+    _samples: Array = field(init=False)
+    _results: Array = field(init=False)
 
-    @cached_property
-    def _samples(self) -> Array:
-        return _fill(_SAMPLE)
+    def __post_init__(self) -> None:
+        import numpy as np
 
-    @cached_property
-    def _results(self) -> Array:
-        return _fill(_RESULT)
+        self._samples, self._results = np.empty(0, _SAMPLE), np.empty(0, _RESULT)
 
-    def read(self, query: Query = ALL, max_new: float = math.inf) -> None:
+    def read(self, query: Query = ALL, max_new: float = math.inf, files: list[TrajectoryFile] | None = None) -> None:
         """Read the files that a query reads. `max_new`: of those that were not read before so many are read, or fewer
-        large ones, so that the first samples of a long run do not wait for the last ones."""
-        self.files = list_trajectory_files(self.folder)
-        self.load(query, max_new)
-
-    def load(self, query: Query = ALL, max_new: float = math.inf) -> None:
-        """As `read`, of the files that are known."""
-        gone, new = self._states.keys() - set(map(_number, self.files)), dict[int, tuple[Array, Array]]()
+        large ones, so that the first samples of a long run do not wait for the last ones. `files`: those of the log."""
+        self.files = list_trajectory_files(self.folder) if files is None else files
+        gone, new = self._states.keys() - map(_number, self.files), list[tuple[Array, Array]]()
+        self._states = {number: state for number, state in self._states.items() if number not in gone}
         self.num_unread = 0
         for file in filter(query.reads, self.files):
-            number = _number(file)
-            try:
-                stat = file.path.stat()
-            except OSError:  # the run in progress has deleted it
-                gone.add(number)
-                continue
-            state = (stat.st_size, stat.st_mtime_ns)
+            number, state = _number(file), read_state(file.path)
             if self._states.get(number) == state:
                 continue
-            if number in self._states:
-                gone.add(number)
+            gone |= {number} & self._states.keys()
             if max_new <= 0:
                 self.num_unread += 1
                 continue
-            new[number] = self._read_file(file)
-            max_new -= 1 + len(new[number][0]) // _SAMPLES_AS_A_FILE
+            new.append(self._read_file(file))
             self._states[number] = state
-        for number in gone - new.keys():
-            self._states.pop(number, None)
+            max_new -= 1 + len(new[-1][0]) // _SAMPLES_AS_A_FILE
         if gone or new:
-            self._samples, self._results = (
-                _join(known, gone, [each[part] for each in new.values()])
-                for part, known in enumerate((self._samples, self._results))
-            )
+            samples, results = zip((self._samples, self._results), *new, strict=True)
+            self._samples, self._results = _join(gone, *samples), _join(gone, *results)
 
     def _read_file(self, file: TrajectoryFile) -> tuple[Array, Array]:
         """Return its samples and their results. It may be of another version, which may have fewer columns."""
         import numpy as np
-        import pyarrow as pa
-        import pyarrow.compute as pc
 
-        table = _read_table(file.path, _COLUMNS)
+        table, codes = _read_table(file.path, _COLUMNS), self._codes
         is_known = table is not None and {"group", "rewards"} <= {*table.column_names}
         (self.damaged.discard if is_known or not file.path.exists() else self.damaged.add)(file.path.name)
-        if not is_known:
-            return _fill(_SAMPLE), _fill(_RESULT)
-        places = (_number(file) << _ROW_BITS) + np.arange(table.num_rows)
+        samples, results = list[tuple[Any, ...]](), list[tuple[Any, ...]]()
 
-        def column(name: str, of: Any = table) -> list[Any]:
-            return of[name].to_pylist() if name in of.column_names else [None] * of.num_rows
+        def add(name: str, valid: bool, score: float | None, reason: str | None, latency: float | None) -> None:
+            texts = (codes.setdefault(text, len(codes)) for text in (name, reason))
+            results.append((place, *texts, valid, score, latency or 0.0))
 
-        def code(texts: Sequence[str | None]) -> list[int]:
-            return [self._codes.setdefault(text, len(self._codes)) for text in texts]
-
-        tokens = [each or 0 for each in column("num_sampled_tokens")]
-        samples = _fill(
-            _SAMPLE, places, column("group"), code(column("set")), column("score"), column("truncated"), tokens
-        )
-        rewards = table["rewards"].combine_chunks()
-        own = pa.Table.from_struct_array(pc.list_flatten(rewards))
-        latencies = zip(column("latency_seconds", own), column("execute_seconds", own), strict=True)
-        results = _fill(
-            _RESULT,
-            places[np.asarray(pc.list_parent_indices(rewards).to_pylist(), "i8")],
-            code(column("name", own)),
-            column("valid", own),
-            column("score", own),
-            code(column("reason", own)),
-            [(executed if known is None else known) or 0.0 for known, executed in latencies],
-        )
-        more = list[tuple[Any, ...]]()
-        for place, failure, own_reward in zip(places, column("failure"), column("own_reward"), strict=True):
-            if failure:
+        for place, row in enumerate(table.to_pylist() if is_known else (), _number(file) << _ROW_BITS):
+            own_set = codes.setdefault(row.get("set"), len(codes))
+            tokens = row.get("num_sampled_tokens") or 0
+            samples.append((place, row["group"], own_set, row["score"], row.get("truncated"), tokens))
+            for each in row["rewards"] or ():
+                latency = each.get("latency_seconds")
+                latency = each.get("execute_seconds") if latency is None else latency
+                add(each["name"], each["valid"], each["score"], each["reason"], latency)
+            if failure := row.get("failure"):
                 path, _, cause = failure.partition(": ")
-                more.append((place, *code([path]), False, None, *code([cause.partition(": ")[0]]), 0.0))
-            elif own_reward is not None:
-                more.append((place, *code([RUNNER_SERVICE]), True, own_reward, 0, 0.0))
-        return samples, _join(results, (), [_fill(_RESULT, *zip(*more, strict=True))] if more else [])
-
-    def count(self, query: Query) -> int:
-        """Return the number of samples in the files that a query reads."""
-        return int(self._is_read(query).sum())
-
-    def _is_read(self, query: Query) -> Array:
-        numbers = self._samples["place"] >> _ROW_BITS
-        is_read = numbers >= 0
-        if query.step is not None:
-            is_read &= numbers >> 1 == query.step
-        if query.lane is not None:
-            is_read &= numbers & 1 == (query.lane == "train")
-        return is_read
+                add(path, False, None, cause.partition(": ")[0], None)
+            elif (own := row.get("own_reward")) is not None:
+                add(RUNNER_SERVICE, True, own, None, None)
+        return np.array(samples, _SAMPLE), np.array(results, _RESULT)
 
     def select(self, query: Query, *, newest_first: bool = False) -> Array:
         """Return the places of the samples that match, in order; `text` is not considered. `newest_first`: the order of
         the files, within which equal samples stay."""
         import numpy as np
 
-        places, results, kept = self._samples["place"], self._results, self._is_read(query)
+        places, results, scores = self._samples["place"], self._results, self._samples["score"]
+        files, kept = places >> _ROW_BITS, places >= 0
+        if query.step is not None:
+            kept &= files >> 1 == query.step
+        if query.lane is not None:
+            kept &= files & 1 == (query.lane == "train")
         if query.group is not None:
             kept &= self._samples["group"] == query.group
         if query.eval_set is not None:
@@ -210,30 +171,31 @@ class LogIndex:
         if query.reward is not None:
             results = results[results["name"] == self._codes.get(query.reward, -1)]
             kept &= _find_first(results, places) >= 0
+            valid = results[results["valid"]]
+            scores = np.append(valid["score"], np.nan)[_find_first(valid, places)]
         if query.reason is not None:
             kept &= _find_first(results[results["reason"] == self._codes.get(query.reason, -1)], places) >= 0
         if query.shown == "invalid":
             kept &= _find_first(results[~results["valid"]], places) >= 0
         if query.shown == "truncated":
             kept &= self._samples["truncated"]
-        scores = self._samples["score"]
-        if query.reward is not None:
-            valid = results[results["valid"]]
-            scores = np.append(valid["score"], np.nan)[_find_first(valid, places)]
         if query.low is not None:
             kept &= scores >= query.low
         if query.high is not None:
             kept &= scores <= query.high
-        chosen = np.flatnonzero(kept)
         if query.shown in ("best", "worst"):
-            chosen = _choose_extremes(chosen, places, scores if query.shown == "worst" else -scores)
+            ranks = scores if query.shown == "worst" else -scores
+            known = np.flatnonzero(kept & ~np.isnan(scores))
+            known = known[np.lexsort((ranks[known], files[known]))]
+            chosen = known[np.unique(files[known], return_index=True)[1]]  # ties go to the first
+        else:
+            chosen = np.flatnonzero(kept)
         if newest_first:
-            chosen = chosen[np.argsort(-(places[chosen] >> _ROW_BITS), kind="stable")]
+            chosen = chosen[np.argsort(-files[chosen], kind="stable")]
         if query.order == "slow":
             slowest = results[np.lexsort((-results["latency"], results["place"]))]
-            keys = -np.append(slowest["latency"], 0.0)[_find_first(slowest, places)]
-        else:
-            keys = {"high": -scores, "low": scores, "long": -self._samples["tokens"]}.get(query.order)
+            scores = np.append(slowest["latency"], 0.0)[_find_first(slowest, places)]
+        keys = {"high": -scores, "low": scores, "long": -self._samples["tokens"], "slow": -scores}.get(query.order)
         return places[chosen if keys is None else chosen[np.argsort(keys[chosen], kind="stable")]]
 
     def read_samples(self, places: Array) -> list[SampleRow]:
@@ -269,13 +231,13 @@ class LogIndex:
                 yield _number(file) << _ROW_BITS, file
 
 
-def _join(known: Array, gone: Collection[int], new: Sequence[Array]) -> Array:
+def _join(gone: Collection[int], known: Array, *new: Array) -> Array:
     """Return rows in the order of their places, without those of files that are gone."""
     import numpy as np
 
     if gone:
         known = known[~np.isin(known["place"] >> _ROW_BITS, list(gone))]
-    joined = np.concatenate([known, *new]) if new else known
+    joined = np.concatenate([known, *new])
     places = joined["place"]
     return joined if np.all(places[:-1] <= places[1:]) else joined[np.argsort(places, kind="stable")]
 
@@ -288,21 +250,12 @@ def _find_first(results: Array, places: Array) -> Array:
     return np.where(np.append(results["place"], -1)[index] == places, index, -1)
 
 
-def _choose_extremes(chosen: Array, places: Array, ranks: Array) -> Array:
-    """Return the sample of the least rank of each step; ties go to the first."""
-    import numpy as np
-
-    known = chosen[~np.isnan(ranks[chosen])]
-    ordered = known[np.lexsort((ranks[known], places[known] >> _ROW_BITS))]
-    return ordered[np.unique(places[ordered] >> _ROW_BITS, return_index=True)[1]]
-
-
 def read_rows(folder: Path, query: Query) -> Iterator[SampleRow]:
     """Yield the samples of a log that match, newest step first, within a step in the order of the data; neither `text`
     nor `order` is considered."""
     for file in filter(query.reads, reversed(list_trajectory_files(folder))):
-        index = LogIndex(folder, [file])
-        index.load()
+        index = LogIndex(folder)
+        index.read(files=[file])
         rows = {*(index.select(replace(query, order="")) & (1 << _ROW_BITS) - 1).tolist()}
         try:
             for number, values in enumerate(read_values(file.path) if rows or index.damaged else ()):

@@ -201,14 +201,14 @@ class LogIndex:
     def read_samples(self, places: Array) -> list[SampleRow]:
         """Return the samples with their texts, in the given order, without those whose file was deleted meanwhile."""
         names = [name for name in SampleRow.model_fields if name not in REPLAY_COLUMNS]
-        wanted, found = places.tolist(), dict[int, SampleRow]()
-        for start, file in self._list_files(places):
-            table, own = _read_table(file.path, names), places[places >> _ROW_BITS == start >> _ROW_BITS]
-            if table is None or max(own) - start >= table.num_rows:  # a repeated step has replaced it
-                continue
-            for place in own.tolist():  # Table.take would import pandas, which takes 40 MB
-                found[place] = SampleRow.model_validate(table.slice(place - start, 1).to_pylist()[0])
-        return [found[place] for place in wanted if place in found]
+        found = dict[int, SampleRow]()
+        for start, table in self._read_tables(places, names):
+            own = places[places >> _ROW_BITS == start >> _ROW_BITS].tolist()
+            if max(own) - start < table.num_rows:  # else a repeated step has replaced it
+                # Table.take would import pandas, which takes 40 MB.
+                rows = (table.slice(place - start, 1).to_pylist()[0] for place in own)
+                found |= zip(own, map(SampleRow.model_validate, rows), strict=True)
+        return [found[place] for place in places.tolist() if place in found]
 
     def find_text(self, places: Array, text: str) -> Array:
         """Return the samples whose prompt or completion contains a text, whatever its case."""
@@ -216,19 +216,18 @@ class LogIndex:
         import pyarrow.compute as pc
 
         found = list[int]()
-        for start, file in self._list_files(places):
-            table = _read_table(file.path, ("prompt", "completion", "messages"))
-            for column in () if table is None else table.columns:
+        for start, table in self._read_tables(places, ("prompt", "completion", "messages")):
+            for column in table.columns:
                 mask = pc.match_substring(column, text, ignore_case=True).to_pylist()
                 found += [start + row for row, is_in in enumerate(mask) if is_in]
         return places[np.isin(places, np.array(found, "i8"))]
 
-    def _list_files(self, places: Array) -> Iterator[tuple[int, TrajectoryFile]]:
-        """Yield the files of places, each with the place of its first row."""
+    def _read_tables(self, places: Array, names: Sequence[str]) -> Iterator[tuple[int, Any]]:
+        """Yield the tables of the files of places, each with the place of its first row."""
         numbers = {*(places >> _ROW_BITS).tolist()}
         for file in self.files:
-            if _number(file) in numbers:
-                yield _number(file) << _ROW_BITS, file
+            if _number(file) in numbers and (table := _read_table(file.path, names)) is not None:
+                yield _number(file) << _ROW_BITS, table
 
 
 def _join(gone: Collection[int], known: Array, *new: Array) -> Array:

@@ -93,8 +93,8 @@ def find_records(metrics: Metrics, cursor: Cursor) -> tuple[list[Event], Cursor]
     known = Metrics(metrics.steps[: cursor.num_steps], metrics.evaluations[: cursor.num_evaluations])
     if begin(known)[:3] != cursor[:3]:
         return [Event("restarted", {"line": "the run continues from an earlier step"})], now
-    *_, last = *metrics.steps[cursor.num_steps :], *metrics.evaluations[cursor.num_evaluations :]
-    return [Event("records", {"line": _describe_record(last)})], now
+    new = metrics.evaluations[cursor.num_evaluations :] or metrics.steps[cursor.num_steps :]
+    return [Event("records", {"line": _describe_record(new[-1])})], now
 
 
 def find_samples(feed: str, following: int, samples: Sequence[SampleRow], cursor: Cursor) -> tuple[list[Event], Cursor]:

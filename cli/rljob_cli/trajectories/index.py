@@ -37,7 +37,7 @@ _RESULT = [("place", "i8"), ("name", "i4"), ("reason", "i4"), ("valid", "?"), ("
 """Both are in the order of their places. A place is the number of a file, and in its lower bits the row. Texts are
 their codes, and 0 is none. An unknown score is not a number; an unknown latency is 0 seconds."""
 _ROW_BITS = 32
-_SAMPLES_AS_A_FILE = 250
+_SAMPLES_AS_A_FILE = 100
 """So many samples take about as long to index as the opening of a file."""
 
 

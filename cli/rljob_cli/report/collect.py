@@ -31,7 +31,7 @@ from rljob_api.run.trajectories import ResultRow, SampleRow
 from rljob_cli.report.samples import MAX_SAMPLES, spread
 from rljob_cli.run.runfolder import is_in_use
 from rljob_cli.run.summary import build_summary
-from rljob_cli.trajectories.index import LogIndex, Query, read_entries, select
+from rljob_cli.trajectories.index import LogIndex, Query
 from rljob_cli.trajectories.log import DamagedFileError, read_values
 
 _MAX_READ_BYTES = 8 << 20
@@ -78,7 +78,7 @@ def collect_run(
 ) -> RunData:
     """Read a run. Raise UserError if the folder is not a run's. `query`: selects the samples from its whole log.
     `answers`: as in read_summary. `metrics`: those of the folder, if they are known. `max_files`: so many files of the
-    log, spread over the run, stand for all; num_samples counts theirs."""
+    log, spread over the run, and a quarter of the bytes, stand for all; num_samples counts theirs."""
     files = all_files = list_trajectory_files(folder / TRAJECTORIES)
     if max_files is not None:
         files = sorted(files[index] for index in islice(spread(len(files)), max_files))
@@ -90,8 +90,8 @@ def collect_run(
     damaged: list[str] = []
     counts = [_count_rows(file.path, damaged) for file in files]
     sizes = [_size(file.path) for file in files]
-    readings = plan_reading(list(zip(files, sizes, counts, strict=True)))
-    entries = select(LogIndex(folder / TRAJECTORIES).read(), query) if query is not None else None
+    max_bytes = _MAX_READ_BYTES if max_files is None else _MAX_READ_BYTES // 4
+    readings = plan_reading(list(zip(files, sizes, counts, strict=True)), max_bytes)
     return RunData(
         folder=folder,
         name=name,
@@ -101,7 +101,7 @@ def collect_run(
         metrics=metrics,
         samples=[_read_samples(*each, damaged) for each in readings],
         num_samples=sum(counts),
-        selected=None if entries is None else list(map(add_agent, read_entries(entries[:MAX_SAMPLES]))),
+        selected=None if query is None else _read_selected(folder / TRAJECTORIES, query),
         num_files=len(all_files),
         damaged=damaged,
     )
@@ -114,6 +114,12 @@ def _read_samples(file: TrajectoryFile, num_rows: int, damaged: list[str]) -> li
         damaged.append(file.path.name)
         return []
     return [add_agent(SampleRow.model_validate(each)) for each in values]
+
+
+def _read_selected(log: Path, query: Query) -> list[SampleRow]:
+    index = LogIndex(log)
+    index.read(query)
+    return list(map(add_agent, index.read_samples(index.select(query)[:MAX_SAMPLES])))
 
 
 def add_agent(row: SampleRow) -> SampleRow:

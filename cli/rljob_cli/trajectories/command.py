@@ -15,7 +15,7 @@ from rljob_cli.tables import show
 from rljob_cli.trajectories import tables
 from rljob_cli.trajectories.comparison import Pair, choose_lane, choose_steps, compare
 from rljob_cli.trajectories.conversation import LEGEND, build_conversation, is_conversation
-from rljob_cli.trajectories.index import ORDER_BY, LogIndex, Query, read_entries, read_rows, select
+from rljob_cli.trajectories.index import ORDER_BY, LogIndex, Query, read_rows
 from rljob_cli.trajectories.log import find_log
 from rljob_inputs.machine.installation import require
 
@@ -57,9 +57,10 @@ def _show_run(folder: Path, query: Query, options: ShowOptions) -> int:
     rows = _require_names(folder, query, read_rows(folder, query))
     if options.sort is not None:  # one more than is shown says whether there are others
         shown = (0 if is_json else _ANSWER_LIMIT) if limit is None else limit
-        newest = sorted(LogIndex(folder).read(), key=lambda entry: entry.file, reverse=True)
-        found = select(newest, replace(query, order=ORDER_BY[options.sort]))
-        rows = iter(read_entries(found[: shown + 1] if shown else found))
+        index = LogIndex(folder)
+        index.read(query)
+        found = index.select(replace(query, order=ORDER_BY[options.sort]), newest_first=True)
+        rows = iter(index.read_samples(found[: shown + 1] if shown else found))
     if is_json:
         return _print_lines(row.model_dump() for row in islice(rows, limit or None))
     first = next(rows, None)

@@ -1,6 +1,7 @@
 """`rljob ui`, of runs on this machine or in a cluster."""
 
 import asyncio
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from rljob_inputs.machine.installation import require
 def ui_command(runs: Sequence[str], directory: Path, port: int, *, should_open: bool, target: Target) -> int:
     """With a target, the runs are those of jobs in a cluster."""
     require("data", "rljob ui")
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")  # the pool of its own keeps 10 MB of what was freed
     if not target:
         return asyncio.run(serve(RunList(runs, directory).read, port, should_open))
     from rljob_cli.ui.cluster import ui_of_jobs

@@ -35,7 +35,7 @@ from rljob_cli.report.page import RunLine, build_redactor
 from rljob_cli.run.curves import Panel, build_panels
 from rljob_cli.run.endpoint import Endpoint, read_endpoint
 from rljob_cli.run.runfolder import MetricsReader, is_in_use
-from rljob_cli.trajectories.index import LogIndex
+from rljob_cli.trajectories.index import FileState, LogIndex, read_state
 from rljob_cli.trajectories.log import find_run, is_run
 
 _TIMEOUT = aiohttp.ClientTimeout(total=5)
@@ -101,7 +101,7 @@ async def _get(
 
 _DESCRIBED = (FILE_JOB, FILE_METRICS, FILE_SUMMARY, FILE_DRIVER_SUMMARY, FILE_SESSIONS)
 """What the line of a run follows from."""
-_State = tuple[tuple[int, int] | None, ...]
+_State = tuple[FileState, ...]
 
 
 class WatchedRun:
@@ -170,16 +170,7 @@ class WatchedRun:
         return self._redactor[1]
 
     def _read_state(self, *names: str) -> _State:
-        """Return size and time of files, in nanoseconds since 1970; None for one that does not exist."""
-        return tuple(_stat(self.folder / name) for name in names)
-
-
-def _stat(path: Path) -> tuple[int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_size, found.st_mtime_ns
+        return tuple(read_state(self.folder / name) for name in names)
 
 
 def describe(name: str, folder: Path, metrics: Metrics, *, answers: bool = False) -> RunLine:

@@ -11,6 +11,7 @@ if the run's history was cut, as by a restart from a checkpoint, it starts again
 
 import asyncio
 import contextlib
+import ctypes
 import json
 import math
 import secrets
@@ -38,7 +39,7 @@ from rljob_cli.report.page import Choices, LiveView, list_choices, render_page
 from rljob_cli.report.samples import describe_sample
 from rljob_cli.run.curves import lay_over
 from rljob_cli.run.snapshot import describe_groups
-from rljob_cli.trajectories.index import LANES, ORDERS, SHOWN, Query, find_text, read_entries, select
+from rljob_cli.trajectories.index import LANES, ORDERS, SHOWN, Query
 from rljob_cli.ui.runs import WatchedRun, find_differences
 
 
@@ -80,20 +81,20 @@ class Event(NamedTuple):
 
 def begin(metrics: Metrics) -> Cursor:
     """Return the cursor of a page that was rendered with these records."""
-    return Cursor(len(metrics.steps), len(metrics.evaluations), _last_time(metrics.steps, metrics.evaluations))
+    last = max((record.time or 0.0 for part in (metrics.steps, metrics.evaluations) for record in part[-1:]), default=0)
+    return Cursor(len(metrics.steps), len(metrics.evaluations), int(1000 * last))
 
 
 def find_records(metrics: Metrics, cursor: Cursor) -> tuple[list[Event], Cursor]:
     """Return what the page does not have of metrics.jsonl."""
-    steps, evaluations = metrics.steps[: cursor.num_steps], metrics.evaluations[: cursor.num_evaluations]
-    is_same = (len(steps), len(evaluations)) == cursor[:2] and _last_time(steps, evaluations) == cursor.time
-    new_steps = metrics.steps[cursor.num_steps if is_same else 0 :]
-    new_evaluations = metrics.evaluations[cursor.num_evaluations if is_same else 0 :]
-    if is_same and not (new_steps or new_evaluations):
-        return [], cursor
-    lines = [*map(_describe_step, new_steps), *map(_describe_evaluation, new_evaluations)]
     now = begin(metrics)._replace(feed=cursor.feed, number=cursor.number)
-    return [Event("records" if is_same else "restarted", {"lines": lines})], now
+    if now == cursor:
+        return [], cursor
+    known = Metrics(metrics.steps[: cursor.num_steps], metrics.evaluations[: cursor.num_evaluations])
+    if begin(known)[:3] != cursor[:3]:
+        return [Event("restarted", {"line": "the run continues from an earlier step"})], now
+    new = metrics.evaluations[cursor.num_evaluations :] or metrics.steps[cursor.num_steps :]
+    return [Event("records", {"line": _describe_record(new[-1])})], now
 
 
 def find_samples(feed: str, following: int, samples: Sequence[SampleRow], cursor: Cursor) -> tuple[list[Event], Cursor]:
@@ -127,21 +128,14 @@ def describe_status(status: DriverStatus | None) -> dict[str, Any]:
     return {"is_running": True, "rows": rows}
 
 
-def _last_time(steps: Sequence[StepRecord], evaluations: Sequence[EvaluationRecord]) -> int:
-    ends = [*(step.time or 0.0 for step in steps[-1:]), *(each.time or 0.0 for each in evaluations[-1:])]
-    return int(1000 * max(ends, default=0.0))
-
-
-def _describe_step(record: StepRecord) -> str:
+def _describe_record(record: StepRecord | EvaluationRecord) -> str:
+    if isinstance(record, EvaluationRecord):
+        accuracy = "no accuracy" if record.accuracy is None else f"accuracy {record.accuracy:.3f}"
+        return f"evaluation after step {record.step}, {accuracy}"
     parts = [f"step {record.step}"]
     parts += [] if record.reward is None else [f"reward {record.reward:.3f}"]
     parts += [] if record.step_seconds is None else [f"{record.step_seconds:.1f} s"]
     return ", ".join([*parts, *([f"{record.num_invalid} invalid"] if record.num_invalid else [])])
-
-
-def _describe_evaluation(record: EvaluationRecord) -> str:
-    accuracy = "no accuracy" if record.accuracy is None else f"accuracy {record.accuracy:.3f}"
-    return f"evaluation after step {record.step}, {accuracy}"
 
 
 _REFRESH_SECONDS = 0.7
@@ -215,6 +209,7 @@ class UiServer:
                 text = await asyncio.to_thread(render_live, run, runs, _choose_others(runs, request), is_whole=is_whole)
             except UserError as error:  # its folder was deleted meanwhile, or another version has written it
                 raise web.HTTPConflict(text=f"{error}\n") from None
+        _return_memory()
         return web.Response(text=text, content_type="text/html", headers=_HEADERS)
 
     async def _samples(self, request: web.Request) -> web.Response:
@@ -222,6 +217,7 @@ class UiServer:
         query, offset, limit = _read_query(request.query)
         async with self._locks[run.name]:
             page = await asyncio.to_thread(read_page, run, query, offset, limit)
+        _return_memory()
         return web.json_response(page._asdict(), headers=_HEADERS)
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
@@ -265,6 +261,12 @@ class UiServer:
             if time.monotonic() >= self._looked[run.name] + _REFRESH_SECONDS / 2:
                 await run.head.refresh(self._session)
                 self._looked[run.name] = time.monotonic()
+
+
+def _return_memory() -> None:
+    """Give back what a request needed. glibc keeps it in the arena of each thread, 100 MB of a long run."""
+    with contextlib.suppress(AttributeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _choose(runs: Mapping[str, WatchedRun], request: web.Request) -> WatchedRun:
@@ -323,18 +325,18 @@ def render_live(
 
 
 def read_page(run: WatchedRun, query: Query, offset: int, limit: int) -> Page:
-    entries = run.index.read(query, _NEW_FILES)
-    found = select(entries, query)
+    run.index.read(query, _NEW_FILES)
+    found, total = run.index.select(query), len(run.index.select(Query(query.step, query.lane)))
     if query.text:
-        found = find_text(found, query.text)
-    rows = read_entries(found[offset : offset + limit])
+        found = run.index.find_text(found, query.text)
+    rows = run.index.read_samples(found[offset : offset + limit])
     samples = run.redactor().redact([describe_sample(add_agent(row)) for row in rows])
     step, files = query.step, run.index.files
     nearest = ""
     if step is not None and files and not any(map(query.reads, files)):
         best = min(files, key=lambda file: (abs(file.step - step), file.lane != query.lane))
         nearest = f"{best.step} {best.lane}"
-    return Page(len(entries), len(found), samples, run.index.num_unread, nearest, sorted(run.index.damaged))
+    return Page(total, len(found), samples, run.index.num_unread, nearest, sorted(run.index.damaged))
 
 
 def _hide_secrets(run: WatchedRun, news: Sequence[Event]) -> list[Event]:

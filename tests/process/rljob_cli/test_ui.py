@@ -90,7 +90,7 @@ async def test_steps_waits_and_samples_arrive_and_a_reconnect_loses_nothing(ui, 
             assert await stream.next("status") == {"is_running": False, "rows": []}
             append_records(runs / "letters/metrics.jsonl", [step_record(9, reward=0.5, time=2e9)])
             records = await stream.next("records")
-            assert records["lines"] == ["step 9, reward 0.500"]
+            assert records["line"] == "step 9, reward 0.500"
             assert records["charts"], "their new points"
             write_endpoint(runs / "letters", Endpoint(str(head.make_url("")).rstrip("/"), "secret"))
             [sample] = (await stream.next("samples"))["samples"]
@@ -101,7 +101,7 @@ async def test_steps_waits_and_samples_arrive_and_a_reconnect_loses_nothing(ui, 
         samples.append(sample_row(step=10, sample=1))
         async with session.get(events, headers={"Last-Event-ID": stream.cursor}) as response:
             stream = Stream(response)
-            assert (await stream.next("records"))["lines"] == ["step 10"]
+            assert (await stream.next("records"))["line"] == "step 10"
             assert [each["sample"] for each in (await stream.next("samples"))["samples"]] == [1]
 
 

@@ -538,17 +538,14 @@
       drawCharts(now);
     };
 
+    const addRecords = ({ line, charts: tails }) => {
+      announce.textContent = line;
+      extend(tails);
+      replaceSoon();
+    };
     const actions = {
-      records: ({ lines, charts: tails }) => {
-        announce.textContent = lines.at(-1) ?? "";
-        extend(tails);
-        replaceSoon();
-      },
-      restarted: ({ charts: all }) => {
-        announce.textContent = "the run continues from an earlier step";
-        extend(all);
-        replaceSoon();
-      },
+      records: addRecords,
+      restarted: addRecords,
       samples: ({ samples: rows, lost }) => {
         document.getElementById("none-scored").hidden = true;
         document.getElementById("feed").hidden = false;

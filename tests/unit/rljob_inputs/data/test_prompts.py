@@ -264,7 +264,7 @@ def test_a_hint_is_a_text_or_a_message_of_its_own(format_, roles, text):
     data, field = Data(train=source, format=format_), "spec.rewards[0].teacher.hint"
     prompt = prompt_of({"q": "1 + 1", "a": 2}, source=source)
     if text is None:
-        with pytest.raises(InputError, match="teacher.hint: the chat template writes no message alone"):
+        with pytest.raises(InputError, match=r"teacher\.hint: the chat template writes no message alone"):
             write_hint(data, "{a} is right", prompt, OfOneMessage(*roles), field)
         return
     assert "".join(map(chr, write_hint(data, "{a} is right", prompt, OfOneMessage(*roles), field))) == text

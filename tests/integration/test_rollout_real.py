@@ -354,7 +354,7 @@ async def test_log_probs_equal_those_of_an_independent_forward(replica: Replica)
 
 
 async def test_log_probs_after_a_hint_equal_those_of_an_independent_forward(replica: Replica) -> None:
-    """Of two segments of one episode; the hint is a text of the row."""
+    """The episode has two segments; the hint is a text with a column of the row."""
     await _wait_for(_is_ready, replica)
     manifest = replica.publish("g4", 0, reference=2)
     await _weights(manifest)

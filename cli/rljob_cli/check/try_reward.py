@@ -89,14 +89,16 @@ def try_reward_command(options: TryRewardOptions) -> int:
         groups = [each for each in built if reward.scores_row(each[0].extra_info, each[0].data_source)]
         if left_out := len(built) - len(groups):
             say(f"reward {reward.name}: teacher.when leaves out {left_out} of {len(built)} rows")
+        if not groups:
+            found[reward.name] = []
+            continue
         column = job_file.job.spec.data.train.answer
         if missing := sum(request.ground_truth is None for group in groups for request in group) if column else 0:
             say(f"warning: {missing} rows have no answer: none in {column} (data.train.answer), answer or ground_truth")
         with tempfile.TemporaryDirectory(prefix="rljob-") as folder:
             network = claim_block(folder, options.network)
             try:
-                scoring = _score(job_file.job, reward, groups, network, Path(folder))
-                outcomes, printed = asyncio.run(scoring) if groups else ([], "")
+                outcomes, printed = asyncio.run(_score(job_file.job, reward, groups, network, Path(folder)))
             except (KeyboardInterrupt, asyncio.CancelledError):
                 return EXIT_INTERRUPTED
         found[reward.name] = outcomes

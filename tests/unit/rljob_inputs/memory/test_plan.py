@@ -292,7 +292,7 @@ def test_a_given_conversation_is_as_long_as_the_rollouts_accept():
     ],
 )
 def test_log_probs_of_prompts_are_counted_where_they_are_computed(role, more, tokens):
-    """Of each token in a pass: logits and log-probs of the vocabulary. On GPUs they take what vLLM does not reserve."""
+    """Each token of a pass has logits and log-probs of the vocabulary. On GPUs they take what vLLM does not reserve."""
     num_bytes = tokens * QWEN25_7B["vocab_size"] * 8
     assert part(find(ask(prompt=100, **more), role), "prompt log-probs") == num_bytes
     on_gpus = {"rollout": ON_GPUS["rollout"], "trainer": ON_GPUS["trainer"]}

@@ -52,17 +52,18 @@ class HintedPolicy(RewardClient):
         [request] = call.samples
         hint = write_hint(self._data, self.reward.hint or "", request, self._tokenizer, self._field)
         found = [await self._ask(hint, segment) for segment in request.segments or ()]
-        pending.num_executions, pending.execute_seconds = 1, time.monotonic() - started
+        seconds = time.monotonic() - started
+        pending.num_executions, pending.execute_seconds = 1, seconds
         known = [each for each in found if each is not None]
         if len(known) < len(found):
             longest = len(hint) + max(len(segment.token_ids) for segment in request.segments or ())
             message = f"the rollouts refuse the episode after the hint, {longest} tokens; see rollout.maxModelLen"
-            return call.fail(InvalidReason.EXCEPTION, message, pending.execute_seconds)
+            return call.fail(InvalidReason.EXCEPTION, message, seconds)
         values = np.concatenate([np.zeros(0), *known])
         if not np.isfinite(values).all():
             return call.fail(InvalidReason.NOT_FINITE, "the policy's log-probs after the hint are not finite")
         logprobs = [base64.b64encode(each.astype("<f4").tobytes()).decode() for each in known]
-        return [ScoreResult(id=request.id, valid=True, score=0.0, logprobs=logprobs)]
+        return [ScoreResult(id=request.id, valid=True, score=0.0, logprobs=logprobs, execute_seconds=seconds)]
 
     async def _ask(self, hint: Sequence[int], segment: TokenSegment) -> NDArray[np.float32] | None:  # [sampled]
         """Return the log-probs of the sampled tokens; None if vLLM refuses to compute them."""

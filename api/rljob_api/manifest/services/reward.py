@@ -167,8 +167,8 @@ class RewardBase(ServiceSettings):
 
     @property
     def is_served(self) -> bool:
-        """Whether RLJob deploys Pods for it: not for an external endpoint, and not for a reference."""
-        return self.kind not in ("", "http")
+        """Whether RLJob deploys Pods for it: not for an external endpoint, a reference, and the policy with a hint."""
+        return self.kind not in ("", "http") and getattr(self, "hint", None) is None
 
     @property
     def kind(self) -> str:
@@ -370,11 +370,6 @@ class Reward(RewardBase):
     def hint(self) -> str | None:
         """That of a teacher which is the policy itself."""
         return self.teacher.hint if self.teacher else None
-
-    @property
-    def is_served(self) -> bool:
-        """As of RewardBase; the rollouts are no Pods of a reward."""
-        return super().is_served and self.hint is None
 
     def scores_row(self, columns: Mapping[str, Any], data_source: str) -> bool:
         """Return whether it scores the answers to the prompt of a row: all, but for those that a teacher does not

@@ -355,8 +355,8 @@ async def test_log_probs_equal_those_of_an_independent_forward(replica: Replica)
 
 async def test_log_probs_after_a_hint_equal_those_of_an_independent_forward(replica: Replica) -> None:
     """The episode has two segments; the hint is a text with a column of the row."""
-    await _wait_for(_is_ready, replica)
     manifest = replica.publish("g4", 0, reference=2)
+    await _wait_for(_is_ready, replica)
     await _weights(manifest)
     first = await _generate(manifest.key, seed=1, max_tokens=24)
     second = await _generate(manifest.key, [*PROMPT, *first.token_ids, 40, 41], seed=2, max_tokens=8)

@@ -211,7 +211,7 @@ VIOLATIONS: list[tuple[str, str, str, dict[str, Any]]] = [
             ("Reward", "must be training with a hint", {"teacher": {"hint": "x"}}),
             (
                 "Reward",
-                "nor with teacher.hint",
+                "must not be set together with rewardModelRef, nor",
                 {"teacher": {"hint": "x"}, "use": "training", "autoscaling": AT_MOST_TWO},
             ),
             ("Reward", "must be false for a teacher", {"cache": True}),

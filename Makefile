@@ -343,6 +343,12 @@ bench-learning: $(DEVELOP) ## Held-out accuracy by step, samples and seconds: ea
 	$(BIN)/python examples/prepare.py quickstart
 	$(BIN)/python bench/against_trl.py
 
+.PHONY: bench-distill
+bench-distill: $(DEVELOP) ## What a teacher brings and costs: distillation, cross-entropy on its samples, self-distillation and RL on three seeds (nightly; after make demo)
+	stamp=$$(echo .venv/.synced-*); $(UV) sync --frozen --extra $${stamp##*-} --group bench --inexact
+	$(BIN)/python examples/prepare.py distill
+	$(BIN)/python bench/distill.py $(ARGS)
+
 .PHONY: bench-algorithms
 bench-algorithms: $(DEVELOP) ## The demo with each algorithm: held-out accuracy before and after (40 minutes)
 	$(BIN)/python examples/prepare.py quickstart

@@ -20,7 +20,7 @@ from rljob_api.manifest.sources import ChatTemplate, find_argument_problem
 from rljob_api.phrases import did_you_mean, list_some
 from rljob_inputs.data.columns import find_problems, read_answer
 from rljob_inputs.data.lengths import PromptLimit, find_limit, measure
-from rljob_inputs.data.prompts import build_prompt, render, tokenize
+from rljob_inputs.data.prompts import build_prompt, render, tokenize, write_hint
 from rljob_inputs.data.rows import Row, read_rows
 from rljob_inputs.findings import Finding, InputError, LengthTable, describe_all_too_long, describe_too_long
 from rljob_inputs.hub import HubAccess, MissingRevisionError, RefusedError
@@ -163,29 +163,47 @@ def _check_all(job: RLJob, locate: Callable[[str], str | None], access: HubAcces
     if all(found.is_warning for found in report.findings):
         samples = [(*each, data[each[0]].result()) for each in sources]
         _check_held_out(report, job.spec.data, samples)
-        _check_when(report, job.spec, samples)
+        _check_teachers(report, job.spec, model, tokenizer, samples)
     return report
 
 
-def _check_when(
-    report: InputsReport, spec: RLJobSpec, sources: list[tuple[str, DataSource, str, _Sample | None]]
+def _check_teachers(
+    report: InputsReport,
+    spec: RLJobSpec,
+    model: _Model | None,
+    tokenizer: tokenizers.LightTokenizer | None,
+    sources: list[tuple[str, DataSource, str, _Sample | None]],
 ) -> None:
-    """Warn of a teacher whose `when` matches no row: it would teach nothing."""
-    rows = [
-        {**prompt.extra_info, "data_source": prompt.data_source}
+    """Warn of a teacher whose `when` matches no row: it would teach nothing. Find hints that cannot be written, or that
+    vLLM cannot score."""
+    prompts = [
+        build_prompt(source, row, "", [], split, path)
         for path, source, split, sample in sources
         if sample and split == "train" and not isinstance(source, GivenSource)
         for row in sample.rows
-        for prompt in [build_prompt(source, row, "", [], split, path)]
     ]
     for index, reward in enumerate(spec.rewards):
-        if rows and reward.teacher and reward.use != "evaluation" and not any(map(reward.teacher.teaches, rows)):
-            known = sorted(set().union(*rows))
+        path = f"spec.rewards[{index}].teacher"
+        if not reward.teacher or not prompts or reward.use == "evaluation":
+            continue
+        taught = [prompt for prompt in prompts if reward.scores_row(prompt.extra_info, prompt.data_source)]
+        if not taught:
+            known = sorted({"data_source"}.union(*(prompt.extra_info for prompt in prompts)))
             unknown = [name for name in reward.teacher.when if name not in known]
-            problem = f"matches none of {len(rows)} training rows, so this teacher teaches nothing"
+            problem = f"matches none of {len(prompts)} training rows, so this teacher teaches nothing"
             hint = did_you_mean(unknown[0], known, f"it has {list_some(known, 10)}") if unknown else ""
             remedy = f"no row has a column {unknown[0]}; {hint}" if unknown else "correct the values"
-            report.add(f"spec.rewards[{index}].teacher.when", f"{problem}: {remedy}", is_warning=True)
+            report.add(f"{path}.when", f"{problem}: {remedy}", is_warning=True)
+        if reward.hint is None:
+            continue
+        if model and not spec.rollout.gpus_per_replica and configs.publishes_adapter(spec, model.config):
+            problem = "is not possible with adapters on CPUs, where vLLM ends at log-probs of prompts"
+            report.add(f"{path}.hint", f"{problem}; set trainer.lora.publish: merged")
+        try:
+            for prompt in taught[:_MAX_STREAMED_ROWS] if tokenizer else ():
+                write_hint(spec.data, reward.hint, prompt, tokenizer, f"{path}.hint")
+        except InputError as error:
+            report.add_error(error, path)
 
 
 def _check_held_out(

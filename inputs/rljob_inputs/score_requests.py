@@ -84,6 +84,11 @@ def build_request(
     )
 
 
+def list_columns(row: Prompt | ScoreRequest) -> dict[str, Any]:
+    """Return the columns of the row: those of extra_info, and the answer's."""
+    return {**row.extra_info, **({row.answer_column: row.ground_truth} if row.answer_column else {})}
+
+
 def render(request: ScoreRequest, decoder: Decoder) -> Rendered | None:
     """Return the texts with special tokens; None without token ids."""
     ids = request if request.whole is None else request.whole

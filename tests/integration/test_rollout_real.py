@@ -7,6 +7,7 @@ model is random and fp32, so that Hugging Face's forward is an exact reference.
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import os
 import subprocess
@@ -16,9 +17,11 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import aiohttp
+import numpy as np
 import pytest
 import torch
 from aiohttp import web
@@ -26,13 +29,20 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from rljob_api.errors import UserError
+from rljob_api.manifest.job_sections import Data
 from rljob_api.manifest.roles import Sampling
+from rljob_api.manifest.services.reward import Reward
 from rljob_api.wire import contract
+from rljob_api.wire.scores import ScoreRequest, TokenSegment
 from rljob_api.wire.weights import WeightManifest
 from rljob_trainer.conversation.template import ChatTemplate
 from rljob_trainer.conversation.transcript import Conversation
 from rljob_trainer.episodes.types import Completion
-from rljob_trainer.replicas.generate import PATH, ResponseReader, build_payload
+from rljob_trainer.outages import Outages
+from rljob_trainer.replicas.generate import PATH, ResponseReader, build_payload, build_score_payload, read_scores
+from rljob_trainer.replicas.http import open_session
+from rljob_trainer.replicas.rollout_client import RolloutClient
+from rljob_trainer.rewards.hinted import HintedPolicy
 from rljob_trainer.weights.store import WeightStore
 from tests.support.episodes import listed
 from tests.support.loopback import next_address
@@ -255,6 +265,19 @@ async def _generate(key: str, prompt: list[int] = PROMPT, seed: int = 0, **sampl
     return reader.finish()
 
 
+class Scoring:
+    """The rollouts of one replica, as a teacher sees them."""
+
+    def __init__(self, key: str) -> None:
+        self._key = key
+        self.replicas = SimpleNamespace(fleet=SimpleNamespace(health=Outages().watch("spec.rollout", "")))
+
+    async def score(self, token_ids: list[int]) -> Any:
+        status, text = await _request("POST", PATH, AUTHORIZED, json=build_score_payload(token_ids, self._key))
+        assert status == 200, text
+        return read_scores(json.loads(text), token_ids)
+
+
 async def _is_ready() -> bool:
     return (await _request("GET", contract.UrlPath.READY))[0] == 200
 
@@ -328,6 +351,42 @@ async def test_log_probs_equal_those_of_an_independent_forward(replica: Replica)
     print(f"\nmean |log-prob difference| {differences.mean():.2e} over {len(differences)} tokens")
     assert differences.mean() < 0.002
     assert len({tuple(completion.token_ids) for completion in completions}) == 8, "each seed has its own sample"
+
+
+async def test_log_probs_after_a_hint_equal_those_of_an_independent_forward(replica: Replica) -> None:
+    """The episode has two segments; the hint is a text with a column of the row."""
+    manifest = replica.publish("g4", 0, reference=2)
+    await _wait_for(_is_ready, replica)
+    await _weights(manifest)
+    first = await _generate(manifest.key, seed=1, max_tokens=24)
+    second = await _generate(manifest.key, [*PROMPT, *first.token_ids, 40, 41], seed=2, max_tokens=8)
+    ids = [*PROMPT, *first.token_ids, 40, 41, *second.token_ids]
+    starts = [len(PROMPT), len(PROMPT) + 26]
+    runs = [(starts[0], starts[0] + 24), (starts[1], starts[1] + 8)]
+    segments = [TokenSegment(token_ids=ids, sampled=runs), TokenSegment(token_ids=[*PROMPT, 7, 8], sampled=[(7, 8)])]
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(replica.folder / "model")
+    reward = Reward.model_validate({"name": "self", "use": "training", "teacher": {"hint": "one {way} three"}})
+    data = Data.model_validate({"train": {"source": "rows.jsonl"}, "format": "text"})
+    async with open_session() as session:
+        teacher = HintedPolicy(cast(RolloutClient, Scoring(manifest.key)), data, reward, session, tokenizer, index=0)
+        row = {"extra_info": {"way": "two", "index": 0}, "segments": segments}
+        [result] = await teacher.score(
+            ScoreRequest.model_validate({"id": "g/0", "prompt": "", "completion": "", **row})
+        )
+    assert result.valid, result.message
+    hint = tokenizer("one two three")["input_ids"]
+    assert len(hint) == 3
+    seen = [torch.tensor(np.frombuffer(base64.b64decode(each), "<f4").copy()) for each in result.logprobs or ()]
+    for segment, found in zip(segments, seen, strict=True):
+        with torch.no_grad():
+            logits = replica.references[2](torch.tensor([[*hint, *segment.token_ids]])).logits[0]
+        places = [len(hint) + i for start, end in segment.sampled for i in range(start, end)]
+        targets = torch.tensor([segment.token_ids[i - len(hint)] for i in places])
+        expected = logits.log_softmax(-1)[torch.tensor(places) - 1].gather(1, targets[:, None])[:, 0]
+        print(f"\nlargest |log-prob difference| {(found - expected).abs().max():.2e} over {len(found)} tokens")
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    without = torch.tensor(first.logprobs)
+    assert (seen[0][:24] - without).abs().max() > 0.01, "the hint matters"
 
 
 async def test_a_conversation_trains_on_what_the_engine_saw(replica: Replica) -> None:

@@ -85,7 +85,13 @@ def try_reward_command(options: TryRewardOptions) -> int:
     found: dict[str, list[Outcome]] = {}
     shown = []
     for _, reward in chosen:
-        groups = build_groups(rows, samples, in_groups=reward.scope != "sample")
+        built = build_groups(rows, samples, in_groups=reward.scope != "sample")
+        groups = [each for each in built if reward.scores_row(each[0].extra_info, each[0].data_source)]
+        if left_out := len(built) - len(groups):
+            say(f"reward {reward.name}: teacher.when leaves out {left_out} of {len(built)} rows")
+        if not groups:
+            found[reward.name] = []
+            continue
         column = job_file.job.spec.data.train.answer
         if missing := sum(request.ground_truth is None for group in groups for request in group) if column else 0:
             say(f"warning: {missing} rows have no answer: none in {column} (data.train.answer), answer or ground_truth")
@@ -239,10 +245,14 @@ def label_outcomes(
     groups: list[list[ScoreRequest]], results: list[list[ScoreResult]], *, in_groups: bool
 ) -> list[Outcome]:
     return [
-        Outcome(f"{number}.{place}" if in_groups else str(number), request, result)
+        Outcome(f"{number}.{place}" if in_groups else _find_number(request), request, result)
         for number, (requests, scored) in enumerate(zip(groups, results, strict=True), start=1)
         for place, (request, result) in enumerate(zip(requests, scored, strict=True), start=1)
     ]
+
+
+def _find_number(request: ScoreRequest) -> str:
+    return str(int(request.id.removeprefix("test-")) + 1)
 
 
 _LINE_OF_SERVER = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} INFO ")

@@ -114,7 +114,7 @@ def template_fields(template: str) -> list[str]:
     return [name for name in _FIELD.findall(template) if name]
 
 
-def fill_template(template: str, values: Values, row: Row) -> str:
+def fill_template(template: str, values: Values, row: Row, field: str = "spec.data.template") -> str:
     """Replace `{name}` by its value and `{{`, `}}` by braces; keep anything else (LaTeX, JSON) unchanged."""
 
     def replace(match: re.Match[str]) -> str:
@@ -122,15 +122,15 @@ def fill_template(template: str, values: Values, row: Row) -> str:
         if name is None:
             return match[0][0]
         if name not in values:
-            raise _unknown_template_field(name, row)
+            raise _unknown_template_field(name, row, field)
         return str(values[name])
 
     return _FIELD.sub(replace, template)
 
 
-def _unknown_template_field(name: str, row: Row) -> InputError:
+def _unknown_template_field(name: str, row: Row, field: str = "spec.data.template") -> InputError:
     message = f"{{{name}}} is not a column; {row.place} has {_list(list(row.values))}"
-    return InputError("spec.data.template", f"{message} (write {{{{{name}}}}} for literal braces)")
+    return InputError(field, f"{message} (write {{{{{name}}}}} for literal braces)")
 
 
 def _column_names(values: Values) -> Iterator[str]:

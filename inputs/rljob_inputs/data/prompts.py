@@ -6,6 +6,7 @@ depends on its row and the manifest alone.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,12 +16,14 @@ from typing import Any
 from rljob_api.manifest.job_sections import Data, DataSource
 from rljob_api.manifest.sources import parse_source
 from rljob_api.wire.base import Message
-from rljob_inputs.data.columns import fill_template, read_answer, read_prompt
+from rljob_api.wire.scores import ScoreRequest
+from rljob_inputs.data.columns import fill_template, read_answer, read_prompt, template_fields
 from rljob_inputs.data.lengths import PromptLimit, measure
 from rljob_inputs.data.rows import Row, read_rows, split_field
 from rljob_inputs.findings import InputError, LengthTable, describe_all_too_long
 from rljob_inputs.hub import HubAccess
 from rljob_inputs.prompts import Prompt
+from rljob_inputs.score_requests import list_columns
 
 _BATCH_PROMPTS = 1_000
 """Prompts per call of the tokenizer, which works on several of them at once."""
@@ -150,6 +153,31 @@ def tokenize(data: Data, rendered: list[str | list[Message]], tokenizer: Any) ->
     except Exception as error:  # jinja2's own, and whatever the template raises
         raise InputError("spec.data.format", f"the chat template fails: {type(error).__name__}: {error}") from error
     return _as_lists(tokenizer(texts, add_special_tokens=False)["input_ids"])  # the template adds them
+
+
+def write_hint(data: Data, hint: str, row: Prompt | ScoreRequest, tokenizer: Any, field: str) -> list[int]:
+    """Return the tokens of a teacher's hint for a row, which it reads before what the policy saw: a text, or for chat a
+    message of its own, of the system, or of the user if the template has none of the system. Raise InputError if the
+    row has no such column, or the template writes no message alone. `field`: of the hint."""
+    columns = list_columns(row)
+    place = f"row {columns.get('index', 0) + 1} of {row.data_source}"
+    if missing := sorted(name for name in template_fields(hint) if name in columns and columns[name] in (None, "")):
+        remedy = "fill it in, or leave out such rows with teacher.when"
+        raise InputError(field, f"{place} has nothing in {missing[0]}; {remedy}")
+    text = fill_template(hint, columns, Row(columns, 0, place), field)
+    if data.format == "text":
+        return tokenize(data, [text], tokenizer)[0]
+    for role in ("system", "user"):
+        with contextlib.suppress(Exception):  # jinja2's own, and whatever the template raises
+            rendered = tokenizer.apply_chat_template(
+                [{"role": role, "content": text}],
+                add_generation_prompt=False,
+                tokenize=False,
+                **data.chat_template_arguments,
+            )
+            if text.strip() in rendered:
+                return _as_lists(tokenizer([rendered], add_special_tokens=False)["input_ids"])[0]
+    raise InputError(field, "the chat template writes no message alone; set model.chatTemplate to one that does")
 
 
 def _as_lists(batch: Any) -> list[list[int]]:

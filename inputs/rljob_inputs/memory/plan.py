@@ -5,13 +5,14 @@ model or GPU makes it smaller, never wrong: a need without a shape has no model,
 to fit.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from rljob_api.manifest.job import RLJob, RLJobSpec
 from rljob_api.manifest.job_spec import CHECKPOINT_BYTES_PER_PARAMETER, Service
 from rljob_api.manifest.roles import ALL_LINEAR, NodePool
-from rljob_api.manifest.services.models import ServedModel
+from rljob_api.manifest.services.models import ServedModel, TeacherModel
 from rljob_api.quantity import parse_quantity
 from rljob_inputs.memory import limits, roles
 from rljob_inputs.memory.gpus import read_gpu_labels
@@ -39,6 +40,9 @@ from rljob_inputs.models.config import Config, find_context_length, find_logit_t
 _DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 _TAKES_MASKS = ("auto", "packed", "sdpa", "eager")
 """Implementations of attention that take the masks of shared prompts, unless rows are packed (policy.attention)."""
+_PASS_TOKENS = 8192
+"""vLLM's default of tokens in a pass, on GPUs with 70 GiB or more."""
+_PASS_ARGUMENT = re.compile(r"--max[-_]num[-_]batched[-_]tokens[= ](\d+)")
 _TREE_TOKENS = 1024
 """Lines with shared prompts are at most this long, unless one row is longer (policy.layout)."""
 
@@ -119,9 +123,10 @@ def max_row_tokens(question: Question) -> int:
     if turns > 1 or prompt is None:
         # Replies of users and tools are as unknown as a prompt: within maxModelLen, else as long as the answers.
         prompt = spec.rollout.max_model_len or answers
-    given = spec.rollout.max_model_len if spec.schedule.warm_start else None
-    longest = max(answers + prompt, given or 0)
-    return min(longest, question.context_length or longest)
+    longest, context = answers + prompt, question.context_length
+    if context is None:
+        return longest
+    return context if spec.schedule.warm_start else min(longest, context)
 
 
 def micro_batch_tokens(question: Question) -> int:
@@ -391,11 +396,19 @@ def _plan_rollout(question: Question) -> Iterator[Need]:
         return
     gpu_bytes = _gpu_bytes(question, spec.trainer.node_pool if spec.shares_trainer else rollout.node_pool)
     moment = _plan_engine(question, shape, gpu_bytes)
-    available = None if gpu_bytes is None else int(spec.rollout_gpu_share * gpu_bytes)
+    available = _find_available(moment, spec.rollout_gpu_share, gpu_bytes)
     num_gpus = spec.num_rollout_replicas * rollout.gpus_per_replica
     yield Need("rollout", "spec.rollout", "gpu", num_gpus, (moment,), available, spec.shares_trainer)
     if not spec.shares_trainer:
         yield Need("rollout", "spec.rollout", "host", rollout.replicas, (roles.plan_vllm_host(scratch),), limit)
+
+
+def _find_available(moment: Moment, share: float, gpu_bytes: int | None) -> int | None:
+    """Return what vLLM may use of a GPU: its share, and beyond it what log-probs of prompts take, if they fit there."""
+    if gpu_bytes is None:
+        return None
+    own, scored = int(share * gpu_bytes), sum(part.num_bytes for part in moment.parts if part.name == roles.SCORED)
+    return own + min(scored, gpu_bytes - own)
 
 
 def _plan_engine(question: Question, shape: Shape, gpu_bytes: int | None) -> Moment:
@@ -408,7 +421,16 @@ def _plan_engine(question: Question, shape: Shape, gpu_bytes: int | None) -> Mom
         max_tokens=question.context_length or 0,
         share=spec.rollout_gpu_share,
         gpu_bytes=gpu_bytes,
+        scored=_scored_by_rollouts(question),
     )
+
+
+def _scored_by_rollouts(question: Question) -> int:
+    """Return the tokens of a pass whose log-probs a hint asks for."""
+    rollout = question.spec.rollout
+    given = _PASS_ARGUMENT.search(" ".join(rollout.extra_args))
+    most = min(int(given[1]) if given else _PASS_TOKENS, question.context_length or _PASS_TOKENS)
+    return most if any(reward.hint is not None for reward in question.spec.rewards) else 0
 
 
 def _plan_cpu_engine(question: Question, shape: Shape, *, scratch_bytes: int) -> Moment:
@@ -418,6 +440,7 @@ def _plan_cpu_engine(question: Question, shape: Shape, *, scratch_bytes: int) ->
         bytes_per_value=_DTYPE_BYTES[spec.trainer.dtype],
         kv_cache_bytes=spec.rollout.kv_cache_memory.num_bytes,
         scratch_bytes=scratch_bytes,
+        scored=_scored_by_rollouts(question),
     )
 
 
@@ -450,7 +473,7 @@ def _plan_served_model(
     if not model.gpus_per_replica:
         yield Need(name, path, "host", count, (moment,), limit)
         return
-    available = None if gpu_bytes is None else int(model.gpu_share * gpu_bytes)
+    available = _find_available(moment, model.gpu_share, gpu_bytes)
     num_engines = trainer.replicas * question.spec.count_per_pod(model.gpus_per_replica) if shares else count
     yield Need(name, path, "gpu", num_engines * model.gpus_per_replica, (moment,), available, shares)
     if not shares:
@@ -462,17 +485,21 @@ def _plan_model(question: Question, model: ServedModel, gpu_bytes: int | None) -
     facts = question.models.get(model.source)
     if facts is None or (shape := facts.shape) is None:
         return None
-    size = _served_value_bytes(model)
+    size, length = _served_value_bytes(model), model.max_model_len or find_context_length(facts.config)
+    scored = 0
+    if isinstance(model, TeacherModel):
+        scored = min(model.max_batched_tokens or _PASS_TOKENS, length or _PASS_TOKENS)
     if not model.gpus_per_replica:
         cache = model.kv_cache_memory.num_bytes
-        return roles.plan_vllm_cpu(shape, bytes_per_value=size, kv_cache_bytes=cache, scratch_bytes=0)
+        return roles.plan_vllm_cpu(shape, bytes_per_value=size, kv_cache_bytes=cache, scratch_bytes=0, scored=scored)
     return roles.plan_vllm_gpu(
         shape,
         bytes_per_value=size,
         num_shards=model.gpus_per_replica,
-        max_tokens=model.max_model_len or find_context_length(facts.config) or 0,
+        max_tokens=length or 0,
         share=model.gpu_share,
         gpu_bytes=gpu_bytes,
+        scored=scored,
     )
 
 

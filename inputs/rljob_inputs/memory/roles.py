@@ -44,6 +44,9 @@ WORKER_BYTES = 16 * 2**20
 BYTES_PER_EPISODE_TOKEN = 100
 """An estimate. A row of the trainer has 21 bytes per token, and 12 more with reference and critic."""
 
+SCORED = "prompt log-probs"
+_SCORED_BYTES = 8
+"""Per token and entry of the vocabulary."""
 _SLICE_BYTES = 8
 """Per value that a rank reads: as it is in the files, and as fp32."""
 _PENDING_BYTES = 256 << 20
@@ -132,11 +135,24 @@ def kv_bytes_per_token(shape: Shape, bytes_per_value: int, num_shards: int = 1) 
     return 2 * shape.num_layers * heads * shape.head_dim * bytes_per_value
 
 
+def plan_scoring(shape: Shape, num_tokens: int) -> Part:
+    """Return what log-probs of prompts take in a pass of `num_tokens`, besides what vLLM reserves: logits of the whole
+    vocabulary on each GPU, and their log-softmax, both in fp32 (vLLM's gpu_model_runner)."""
+    return Part(SCORED, num_tokens * shape.vocabulary * _SCORED_BYTES)
+
+
 def plan_vllm_gpu(
-    shape: Shape, *, bytes_per_value: int, num_shards: int, max_tokens: int, share: float, gpu_bytes: int | None
+    shape: Shape,
+    *,
+    bytes_per_value: int,
+    num_shards: int,
+    max_tokens: int,
+    share: float,
+    gpu_bytes: int | None,
+    scored: int = 0,
 ) -> Moment:
     """Return what vLLM holds on one GPU. With a known GPU, the KV cache gets what is left of `share` of its memory, but
-    at least one text of `max_tokens`, without which vLLM does not start."""
+    at least one text of `max_tokens`, without which vLLM does not start. `scored`: of plan_scoring."""
     weights = -(-shape.num_parameters * bytes_per_value // num_shards)
     one_text = max_tokens * kv_bytes_per_token(shape, bytes_per_value, num_shards)
     left = 0 if gpu_bytes is None else int(share * gpu_bytes) - weights - GRAPHS_BYTES - CUDA_BYTES
@@ -148,11 +164,14 @@ def plan_vllm_gpu(
             Part("KV cache: the rest", max(0, left - one_text)),
             Part("CUDA graphs", GRAPHS_BYTES, is_estimate=True),
             Part("CUDA", CUDA_BYTES, is_estimate=True),
+            plan_scoring(shape, scored),
         ],
     )
 
 
-def plan_vllm_cpu(shape: Shape, *, bytes_per_value: int, kv_cache_bytes: int, scratch_bytes: int) -> Moment:
+def plan_vllm_cpu(
+    shape: Shape, *, bytes_per_value: int, kv_cache_bytes: int, scratch_bytes: int, scored: int = 0
+) -> Moment:
     """Return what a vLLM server on CPUs holds, with the weight file that it loads from /dev/shm."""
     return build_moment(
         "serve",
@@ -161,6 +180,7 @@ def plan_vllm_cpu(shape: Shape, *, bytes_per_value: int, kv_cache_bytes: int, sc
             Part("weights", shape.num_parameters * bytes_per_value, is_certain=True),
             Part("KV cache", kv_cache_bytes, is_certain=True),
             Part("scratch", scratch_bytes),
+            plan_scoring(shape, scored),
         ],
     )
 

@@ -208,6 +208,12 @@ VIOLATIONS: list[tuple[str, str, str, dict[str, Any]]] = [
             ("TeacherModel", "must be at least 64Ki", {"teacher": {"model": SMALL_CACHE}}),
             ("TeacherReward", "must have exactly one of model", {"teacher": {"clip": 2}}),
             ("Reward", "must be sample for a teacher", {"scope": "group"}),
+            ("Reward", "must be training with a hint", {"teacher": {"hint": "x"}}),
+            (
+                "Reward",
+                "must not be set together with rewardModelRef, nor",
+                {"teacher": {"hint": "x"}, "use": "training", "autoscaling": AT_MOST_TWO},
+            ),
             ("Reward", "must be false for a teacher", {"cache": True}),
             ("Reward", "must be at least replicas", {"replicas": 4, "teacher.endpoint.limits": {"concurrency": 3}}),
             ("Reward", "must be at least 2 x replicas", {"teacher.endpoint.limits": {"requestsPerMinute": 1}}),

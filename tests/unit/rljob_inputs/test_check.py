@@ -393,3 +393,27 @@ def test_a_teacher_with_another_tokenizer_is_an_error(folder):
     file.write_text(json.dumps(text))
     message = errors(check(folder, **sections))["spec.rewards[0].teacher.model.source"]
     assert "reads the policy's token ids of 'Two times 21" in message
+
+
+@pytest.mark.parametrize(
+    ("hint", "row", "message"),
+    [
+        ("{answer}", {}, ""),
+        ("{way}", {"way": "1 = 1"}, ""),
+        ("{way}", {}, "{way} is not a column; row 1 of train.jsonl has "),
+        ("{way}", {"way": ""}, "row 1 of train.jsonl has nothing in way; fill it in"),
+    ],
+)
+def test_a_hint_needs_its_columns_in_the_rows_that_it_is_for(folder, hint, row, message):
+    write_rows(folder / "train.jsonl", {"prompt": "1", "answer": "1", **row}, {"prompt": "2", "answer": "2", "no": "x"})
+    teacher = {"hint": hint, "when": {"index": ["0"]}}
+    found = errors(check(folder, rewards=[{"name": "t", "teacher": teacher, "use": "training"}]))
+    assert [*found] == ["spec.rewards[0].teacher.hint"] * bool(message)
+    assert "".join(found.values()).startswith(message)
+
+
+def test_a_hint_is_refused_where_vllm_ends_at_it(folder):
+    rewards = [{"name": "t", "teacher": {"hint": "x"}, "use": "training"}]
+    lora = {"trainer": {"lora": {"publish": "adapter"}}}
+    found = errors(check(folder, rewards=rewards, **lora))
+    assert "with adapters on CPUs" in found.get("spec.rewards[0].teacher.hint", "")

@@ -67,6 +67,7 @@ from rljob_trainer.replicas.http import open_session
 from rljob_trainer.replicas.pull_reports import PullReports
 from rljob_trainer.replicas.rollout_client import RolloutClient
 from rljob_trainer.rewards.groups import RequestBuilder, RewardClients
+from rljob_trainer.rewards.hinted import HintedPolicy
 from rljob_trainer.run_folder.client import read_run_id
 from rljob_trainer.run_folder.file_facts import Checkpoint
 from rljob_trainer.run_folder.server import RunFileServer
@@ -242,7 +243,7 @@ class Head:
             outages=outages,
             on_mismatch=prometheus.mismatches.inc,
         )
-        rewards = RewardClients(spec.rewards, session, tokenizer, outages)
+        rewards = RewardClients(spec.rewards, session, tokenizer, outages, partial(HintedPolicy, rollouts, spec.data))
         roles = RoleClock(time.monotonic(), {service.kind for service in spec.services})
         models = watch_models(spec.agent.models, outages)
         services = AgentServices(

@@ -182,7 +182,8 @@ async def rehearse(environment: Environment, settings: Settings) -> None:
             for trajectory in trajectories:
                 end_after_given_answers(trajectory)
         rewards.begin()
-        scorer = rewards.open_group(plan.group_id(0), plan.lane, 1)
+        names = {each.name for each in specs if each.scores_row(prompt.extra_info, prompt.data_source)}
+        scorer = rewards.open_group(plan.group_id(0), plan.lane, 1, names)
         has_teacher = any(reward.teacher for reward in specs)
         requests = RequestBuilder(tokenizer, spec.agent.completion, spec.schedule.steps, has_teacher)
         playable = [each for each in trajectories if each.failure is None and (specs or has_own_reward(each))]

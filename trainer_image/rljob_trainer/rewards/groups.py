@@ -129,6 +129,7 @@ class RewardClient(ServiceClient[ScoreResult]):
         outages: Outages | None = None,
     ) -> None:
         """`decoder`: for rewards that read texts with special tokens. `index`: in spec.rewards."""
+        url = reward.http.url if reward.http else "http://rollouts" * (reward.hint is not None)
         super().__init__(
             reward,
             f"spec.rewards: {reward.name}",
@@ -136,11 +137,11 @@ class RewardClient(ServiceClient[ScoreResult]):
             source=f"spec.rewards[{index}].{reward.kind or 'rewardModelRef'}",
             outages=outages,
             name=f"reward {reward.name}",
-            url=reward.http.url if reward.http else "",
-            headers={} if reward.http else auth_headers(_token_variable(reward)),  # never send a token elsewhere
+            url=url,
+            headers={} if url else auth_headers(_token_variable(reward)),  # never send a token elsewhere
             # The operator may scale these to zero, too.
             allow_empty=reward.reward_model_ref is not None,
-            pins_version=reward.http is None,
+            pins_version=not url,
             hedging=reward.hedging,
         )
         self.reward, self._decoder = reward, decoder
@@ -217,10 +218,14 @@ class RewardClients:
         session: aiohttp.ClientSession,
         decoder: Decoder | None = None,
         outages: Outages | None = None,
+        hinted: Callable[..., RewardClient] = RewardClient,
     ) -> None:
-        """`rewards`: of the job, in order. `decoder`: for rewards that read texts with special tokens."""
+        """`rewards`: of the job, in order. `decoder`: for rewards that read texts with special tokens. `hinted`: makes
+        the client of a teacher that is the policy itself."""
         self.clients = {
-            reward.name: RewardClient(reward, session, decoder, index=index, outages=outages)
+            reward.name: (RewardClient if reward.hint is None else hinted)(
+                reward, session, decoder, index=index, outages=outages
+            )
             for index, reward in enumerate(rewards)
         }
 

@@ -17,7 +17,7 @@ from rljob_api.functions.values import content_text
 from rljob_api.wire.base import InvalidReason, Message
 from rljob_api.wire.contract import MAX_COMPONENTS, MAX_RESULT_BYTES, UrlPath
 from rljob_api.wire.scores import GroupRequest, GroupResult, Part, Rendered, ScoreRequest, ScoreResult
-from rljob_inputs.score_requests import Decoder, render
+from rljob_inputs.score_requests import Decoder, list_columns, render
 from rljob_trainer.conversation.reasoning import END, START, strip_marks
 
 _MAX_RESPONSE_BYTES_PER_SAMPLE = 2 * MAX_RESULT_BYTES
@@ -161,9 +161,7 @@ _COMPONENTS = "reward_components"
 
 def build_body(sample: ScoreRequest) -> dict[str, Any]:
     """Return the body. A column `responses_create_params` keeps its other fields, such as tools."""
-    columns = dict(sample.extra_info)
-    if sample.answer_column:
-        columns[sample.answer_column] = sample.ground_truth
+    columns = list_columns(sample)
     given = columns.get(_PROMPT)
     prompt = sample.prompt if isinstance(sample.prompt, str) else [dict(message) for message in sample.prompt]
     answer = [{"role": "assistant", "content": sample.completion}]

@@ -9,7 +9,7 @@ The regular expressions of judges are RE2's, whose time is linear in the answer,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field
@@ -256,11 +256,12 @@ class TeacherModel(ServedModel):
 
 class TeacherReward(Spec):
     """A model that the policy learns from, token by token: exactly one of model (served as a sidecar of the reward
-    server) and endpoint. It needs the policy's tokenizer."""
+    server), endpoint and hint. It needs the policy's tokenizer."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         exactly_one(
-            "model", "endpoint", remedy="set model to a checkpoint to serve, or endpoint to an existing endpoint"
+            *("model", "endpoint", "hint"),
+            remedy="set model to a checkpoint to serve, endpoint to one that exists, or hint for the policy itself",
         ),
     )
 
@@ -268,6 +269,9 @@ class TeacherReward(Spec):
     """A checkpoint to serve, such as an export or `job://NAME`. Its context needs one token more than the episodes."""
     endpoint: JudgeEndpoint | None = None
     """An OpenAI-compatible endpoint that returns the log-probs of a prompt (prompt_logprobs), as vLLM's does."""
+    hint: Annotated[LongText, Field(min_length=1)] | None = None
+    """The teacher is the policy itself, which the rollouts serve, with this text before what the policy saw.
+    `{solution}` is a column of the row. With use: training."""
     clip: float = Field(default=20.0, gt=0)
     """Limit of the difference of a token's log-probs, in both directions."""
     when: Annotated[
@@ -275,10 +279,6 @@ class TeacherReward(Spec):
     ] = {}
     """Values of columns of the rows that it teaches, such as `{data_source: [math, physics]}`; all columns must match.
     Empty: all rows."""
-
-    def teaches(self, columns: Mapping[str, Any]) -> bool:
-        """Return whether it scores the answers to the prompt of a row."""
-        return all(str(columns.get(name)) in values for name, values in self.when.items())
 
 
 class UserModel(Spec):

@@ -1,6 +1,7 @@
 """Rewards: what scores a trajectory, where it runs, and how failures are handled."""
 
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -166,8 +167,8 @@ class RewardBase(ServiceSettings):
 
     @property
     def is_served(self) -> bool:
-        """Whether RLJob deploys Pods for it: not for an external endpoint, and not for a reference."""
-        return self.kind not in ("", "http")
+        """Whether RLJob deploys Pods for it: not for an external endpoint, a reference, and the policy with a hint."""
+        return self.kind not in ("", "http") and getattr(self, "hint", None) is None
 
     @property
     def kind(self) -> str:
@@ -294,6 +295,9 @@ class RewardModelRef(Spec):
     """Name of the RewardModel."""
 
 
+_HAS_HINT = "has(self.teacher) && has(self.teacher.hint)"
+
+
 class Reward(RewardBase):
     """One reward of a job: exactly one of function, model, judge, http, teacher and rewardModelRef. The job's score is
     the weighted sum of its rewards; teachers are in it if there are no others."""
@@ -318,11 +322,18 @@ class Reward(RewardBase):
             "!has(self.teacher) || !has(self.cache) || !self.cache",
         ),
         Rule(
-            ("autoscaling", "rewardModelRef"),
-            "must not be set together with rewardModelRef",
-            "set it in the RewardModel, which owns the Pods",
-            lambda reward: reward.autoscaling is None or reward.reward_model_ref is None,
-            "!has(self.autoscaling) || !has(self.rewardModelRef)",
+            ("use", "teacher.hint"),
+            "must be training with a hint: the policy is evaluated without it",
+            "set use: training",
+            lambda reward: reward.hint is None or reward.use == "training",
+            f"!({_HAS_HINT}) || self.use == 'training'",
+        ),
+        Rule(
+            ("autoscaling", "rewardModelRef", "teacher.hint"),
+            "must not be set together with rewardModelRef, nor with teacher.hint, which has no Pods",
+            "set it in the RewardModel, which owns the Pods, or remove it",
+            lambda reward: reward.autoscaling is None or (reward.reward_model_ref is None and reward.hint is None),
+            f"!has(self.autoscaling) || !(has(self.rewardModelRef) || {_HAS_HINT})",
         ),
         Rule(
             ("episodesPerProcess", "failurePolicy.scores.workerDied"),
@@ -354,6 +365,17 @@ class Reward(RewardBase):
     queueing and retries. Then the sample is invalid, with reason deadline."""
     hedging: Hedging | None = None
     """Second requests for the slowest samples. Null: off."""
+
+    @property
+    def hint(self) -> str | None:
+        """That of a teacher which is the policy itself."""
+        return self.teacher.hint if self.teacher else None
+
+    def scores_row(self, columns: Mapping[str, Any], data_source: str) -> bool:
+        """Return whether it scores the answers to the prompt of a row: all, but for those that a teacher does not
+        teach. `columns`: extra_info of a prompt, or of a request."""
+        columns, when = {**columns, "data_source": data_source}, self.teacher.when if self.teacher else {}
+        return all(str(columns.get(name)) in values for name, values in when.items())
 
     @property
     def asked(self) -> JudgeReward | TeacherReward | None:

@@ -117,6 +117,12 @@ def test_samples_are_numbered_within_their_groups():
     assert [outcome.label for outcome in label_outcomes(groups, results, in_groups=True)] == ["1.1", "1.2", "2.1"]
 
 
+def test_rows_keep_their_numbers_without_those_that_a_teacher_does_not_teach():
+    _, second, third = build_groups(ROWS, builder(), in_groups=False)
+    results = [[ScoreResult(id=request.id, valid=True, score=0.0)] for [request] in (second, third)]
+    assert [outcome.label for outcome in label_outcomes([second, third], results, in_groups=False)] == ["2", "3"]
+
+
 def test_rows_may_have_token_ids_for_rewards_that_read_them():
     [[request]] = build_groups(
         [{"completion": "a", "prompt_ids": [1], "completion_ids": [2, 3]}], builder(), in_groups=False

@@ -6,7 +6,7 @@ import pytest
 
 from rljob_api.manifest.job_sections import Data, TrainSource
 from rljob_inputs.data.lengths import PromptLimit
-from rljob_inputs.data.prompts import build_prompts, load_prompts
+from rljob_inputs.data.prompts import build_prompts, load_prompts, write_hint
 from rljob_inputs.data.rows import Row
 from rljob_inputs.findings import InputError
 
@@ -237,3 +237,34 @@ def test_data_without_rows_is_an_error(tmp_path):
     file.write_text("\n")
     with pytest.raises(InputError, match="has no rows"):
         load(file)
+
+
+class OfOneMessage(Tokenizer):
+    def __init__(self, *roles):
+        self.roles = roles
+
+    def apply_chat_template(self, messages, *, add_generation_prompt, tokenize, **arguments):
+        [message] = messages
+        if message["role"] not in self.roles:
+            raise ValueError("no such role")
+        return "" if self.roles[0] == "empty" else f"<{message['role']}>{message['content']}"
+
+
+@pytest.mark.parametrize(
+    ("format_", "roles", "text"),
+    [
+        ("text", (), "2 is right"),
+        ("chat", ("user", "system"), "<system>2 is right"),
+        ("chat", ("user",), "<user>2 is right"),
+        ("chat", ("empty", "user", "system"), None),
+    ],
+)
+def test_a_hint_is_a_text_or_a_message_of_its_own(format_, roles, text):
+    source = TrainSource(source="./d.jsonl", prompt="q", answer="a")
+    data, field = Data(train=source, format=format_), "spec.rewards[0].teacher.hint"
+    prompt = prompt_of({"q": "1 + 1", "a": 2}, source=source)
+    if text is None:
+        with pytest.raises(InputError, match=r"teacher\.hint: the chat template writes no message alone"):
+            write_hint(data, "{a} is right", prompt, OfOneMessage(*roles), field)
+        return
+    assert "".join(map(chr, write_hint(data, "{a} is right", prompt, OfOneMessage(*roles), field))) == text

@@ -275,6 +275,40 @@ def test_a_given_conversation_is_as_long_as_the_rollouts_accept():
     }
     assert max_row_tokens(ask(prompt=100, **sizes)) == 612
     assert max_row_tokens(ask(prompt=100, **sizes, **warm)) == 4096
+    assert max_row_tokens(ask(prompt=100, **warm)) == 32768, "the model's context, if nothing is shorter"
+
+
+@pytest.mark.parametrize(
+    ("role", "more", "tokens"),
+    [
+        ("rollout", {"rewards": [{"name": "t", "teacher": {"hint": "x"}, "use": "training"}]}, 8192),
+        ("rollout", {"rewards": [REWARD]}, 0),
+        ("reward t vllm", {"rewards": [{"name": "t", "teacher": {"model": {"source": "/m"}}}]}, 2048),
+        (
+            "reward t vllm",
+            {"rewards": [{"name": "t", "teacher": {"model": {"source": "/m", "maxModelLen": 512}}}]},
+            512,
+        ),
+    ],
+)
+def test_log_probs_of_prompts_are_counted_where_they_are_computed(role, more, tokens):
+    """Each token of a pass has logits and log-probs of the vocabulary. On GPUs they take what vLLM does not reserve."""
+    num_bytes = tokens * QWEN25_7B["vocab_size"] * 8
+    assert part(find(ask(prompt=100, **more), role), "prompt log-probs") == num_bytes
+    on_gpus = {"rollout": ON_GPUS["rollout"], "trainer": ON_GPUS["trainer"]}
+    if "model" in (teacher := more["rewards"][0].get("teacher", {})):
+        more = {"rewards": [{"name": "t", "teacher": {"model": {**teacher["model"], "gpusPerReplica": 1}}}]}
+    for gib, fits in ((141, True), (60, tokens < 8192)):
+        need = find(ask(prompt=100, gpu_gib=gib, **on_gpus, **more), role, "gpu")
+        assert part(need, "prompt log-probs") == num_bytes
+        assert need.fits is fits
+
+
+def test_a_pass_of_the_rollouts_is_as_long_as_their_argument_says():
+    rewards = [{"name": "t", "teacher": {"hint": "x"}, "use": "training"}]
+    for given in (["--max-num-batched-tokens", "1024"], ["--max_num_batched_tokens=1024"]):
+        need = find(ask(prompt=100, rewards=rewards, rollout={"extraArgs": given}), "rollout")
+        assert part(need, "prompt log-probs") == 1024 * QWEN25_7B["vocab_size"] * 8
 
 
 def test_a_served_model_is_planned_as_a_rollout_is():

@@ -202,5 +202,6 @@ def test_a_row_of_no_teacher_and_no_reward_does_not_train():
     ],
 )
 def test_rows_have_their_teachers_by_column(when, expected):
-    taught = Reward.model_validate(teacher(when=when)).teacher
-    assert taught.teaches({"data_source": "math", "level": 3}) is expected
+    taught = Reward.model_validate(teacher(when=when))
+    assert taught.scores_row({"level": 3}, "math") is expected
+    assert Reward.model_validate(FUNCTION).scores_row({}, ""), "other rewards score all"

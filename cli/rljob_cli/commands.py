@@ -305,7 +305,7 @@ def plan_command(options: PlanOptions) -> int:
 
     policy = load_policy(options.policy) if options.policy else None
     if options.target:
-        from rljob_cli.cluster.policy import fetch_policy
+        from rljob_cli.cluster.commands import fetch_policy
 
         policy = fetch_policy(options.target)
     claims, overrides = parse_claims(options.volumes), options.overrides or []

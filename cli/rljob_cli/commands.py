@@ -239,7 +239,7 @@ def try_command(options: RunOptions) -> int:
     """Run one step of as few samples as there can be, and show them. The folder stays only if that failed."""
     require(find_device_extra(), "rljob try")
     path, claims = options.files.path, parse_claims(options.volumes)
-    model = [f"spec.model.source={small}"] if (small := find_copy(DEFAULT_MODEL, path.parent)) else []
+    model = [f"spec.model.source={json.dumps(str(small))}"] if (small := find_copy(DEFAULT_MODEL, path.parent)) else []
     file = load_partial(path, [*model, *(options.overrides or [])])
     say(f"tries {path} with {file.job.spec.model.source}")
     file = replace(file, job=shorten(file.job.with_spec(data=file.job.spec.data.model_copy(update={"eval": None}))))

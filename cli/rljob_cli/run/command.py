@@ -306,6 +306,7 @@ def run_job(
         output.close()
     summary = run.write_summary(read_metrics(folder / FILE_METRICS))
     if summary.export and summary.export_step is not None:
-        write_card(folder, summary.export_step, Path(summary.export))
+        with contextlib.suppress(OSError):  # the run has succeeded without it
+            write_card(folder, summary.export_step, Path(summary.export))
     print_summary(console, summary)
     return phase

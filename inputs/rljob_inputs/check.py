@@ -203,9 +203,11 @@ def _check_teachers(
             hint = did_you_mean(unknown[0], known, f"it has {list_some(known, 10)}") if unknown else ""
             remedy = f"no row has a column {unknown[0]}; {hint}" if unknown else "correct the values"
             report.add(f"{path}.when", f"{problem}: {remedy}", is_warning=True)
+        if text is None:
+            continue
         try:
-            for prompt in taught[:_MAX_STREAMED_ROWS] if tokenizer and text is not None else ():
-                write_hint(spec.data, text or "", prompt, tokenizer, f"{path}.hint")
+            for prompt in taught[:_MAX_STREAMED_ROWS] if tokenizer else ():
+                write_hint(spec.data, text, prompt, tokenizer, f"{path}.hint")
         except InputError as error:
             report.add_error(error, path)
 

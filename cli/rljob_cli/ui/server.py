@@ -139,7 +139,7 @@ def _describe_record(record: StepRecord | EvaluationRecord) -> str:
 
 
 _M_ARENA_MAX = -8
-"""Of malloc.h."""
+"""The number of arenas, a parameter of glibc's mallopt."""
 _REFRESH_SECONDS = 0.7
 _SILENT_SECONDS = 15.0
 """Without an event for so long, a comment shows that the connection is alive."""

@@ -202,18 +202,13 @@ walks: $(DEVELOP) ## Count the functions and files from a prompt to its gradient
 	$(BIN)/python -m dev.walks
 
 .PHONY: ceiling
-ceiling: $(DEVELOP) ## Lower dev/ceiling.json to what the code has; TAKE=NAME raises it by a feature's allowance, once
-	$(BIN)/python -m dev.ceiling $(if $(TAKE),--take "$(TAKE)",--lower)
+ceiling: $(DEVELOP) ## Lower dev/ceiling.json to what the code has
+	$(BIN)/python -m dev.ceiling --lower
 
 .PHONY: guard
 guard: cpu-build ## Three updates of the tiny job, bit by bit, under each schedule: RECORD=FILE, then AGAINST=FILE (TREE=DIR: of another checkout)
 	$(BIN)/python dev/guard.py $(if $(RECORD),--record $(RECORD)) $(if $(AGAINST),--against $(AGAINST)) $(if $(TREE),--tree $(TREE))
 
-.PHONY: mutation
-mutation: $(DEVELOP) ## Break NUMBER=100 drawn places (SEED=0) and count what the unit tests notice (dev/mutants.py)
-	$(BIN)/python -m dev.mutants --number $(or $(NUMBER),100) --seed $(or $(SEED),0)
-
-##@ Documentation
 .PHONY: docs
 docs: .venv/.docs-synced ## Build the site of docs/ into .site/html; a broken link or anchor is an error (15 seconds)
 	$(BIN)/python -m dev.site build

@@ -3,13 +3,11 @@
 Counted are tokens, files and functions of the packages, and three walks through them (dev/walks.py). A token is a
 NAME, OP, NUMBER or STRING of Python's tokenizer, but no docstring: neither style nor comments change the count. What
 leaves the packages still counts: tokens of Python in dev/ and cluster/, and words and signs of other text there and in
-the packages, are added as far as they grow above `elsewhere`. Ceilings only fall, except by an allowance:
+the packages, are added as far as they grow above `elsewhere`. Ceilings only fall: what adds takes out as much.
 
     python -m dev.ceiling --lower          lowers each ceiling to what is counted; after a change that deletes
-    python -m dev.ceiling --take NAME      raises the ceilings by what the feature NAME needs, at most by its allowance;
-                                           it can be taken once, and what is left of it lapses
 
-A line of allowance is 6.5 tokens, 0.01 files and 0.07 functions. No allowance raises the ceiling of a walk.
+`taken` in the file are lines by which features raised the ceilings: 6.5 tokens, 0.01 files and 0.07 functions each.
 """
 
 from __future__ import annotations
@@ -30,8 +28,7 @@ FILE = ROOT / "dev/ceiling.json"
 PACKAGES = ("api", "cli", "core", "inputs", "operator", "plugins", "reward_image", "trainer_image")
 PROGRAMS = ("dev", "cluster")
 """Folders of other Python to which code could move."""
-PER_LINE = {"tokens": 6.5, "files": 0.01, "functions": 0.07}
-"""What a line of allowance is worth."""
+MEASURES = ("tokens", "files", "functions")
 _TOKENS = (tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING)
 _WORD = re.compile(r"\w+|[^\w\s]")
 _TEXTS = frozenset({".json", ".yaml", ".yml", ".toml", ".jinja", ".j2", ".tpl", ".js", ".css", ".html", ".txt", ".sh"})
@@ -59,14 +56,8 @@ class Ceiling(NamedTuple):
     """What each had when the ceilings were set: it names the packages that grew."""
     elsewhere: dict[str, int]
     walks: Counts
-    allowances: dict[str, int]
-    """Lines, by feature; only those that are not taken."""
     taken: dict[str, int]
-    """Lines that features used of their allowances."""
-
-
-class OverCeilingError(ValueError):
-    """The code has grown, or an allowance does not suffice."""
+    """Lines, by feature."""
 
 
 def count_source(source: str) -> tuple[int, int]:
@@ -91,7 +82,7 @@ def list_files(root: Path) -> list[str]:
 
 def measure(root: Path, names: Iterable[str]) -> tuple[Counts, dict[str, int]]:
     """Return the counts of the packages, and the tokens elsewhere."""
-    packages: Counts = {package: dict.fromkeys(PER_LINE, 0) for package in PACKAGES}
+    packages: Counts = {package: dict.fromkeys(MEASURES, 0) for package in PACKAGES}
     elsewhere = {**dict.fromkeys(PROGRAMS, 0), "texts": 0}
     for name in names:
         path, folder = root / name, name.partition("/")[0]
@@ -111,7 +102,7 @@ def measure(root: Path, names: Iterable[str]) -> tuple[Counts, dict[str, int]]:
 
 def add_up(size: Size, ceiling: Ceiling) -> dict[str, int]:
     """Return the counts of all packages, with what has grown elsewhere."""
-    total = {what: sum(counts[what] for counts in size.packages.values()) for what in PER_LINE}
+    total = {what: sum(counts[what] for counts in size.packages.values()) for what in MEASURES}
     grown = {name: number - ceiling.elsewhere.get(name, 0) for name, number in size.elsewhere.items()}
     total["tokens"] += sum(max(0, number) for number in grown.values())
     return total
@@ -150,29 +141,6 @@ def _least(before: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:
     return {name: min(number, now.get(name, number)) for name, number in before.items()}
 
 
-def take(name: str, size: Size, ceiling: Ceiling) -> Ceiling:
-    """Return the ceilings raised to what was counted, without the allowance. Raise OverCeilingError if it is taken, or
-    too small."""
-    if name not in ceiling.allowances:
-        state = "is taken" if name in ceiling.taken else "does not exist"
-        left = ", ".join(ceiling.allowances) or "none"
-        raise OverCeilingError(f"the allowance {name!r} {state}; those left: {left}")
-    total, lines = add_up(size, ceiling), ceiling.allowances[name]
-    excess = {what: max(0, total[what] - limit) for what, limit in ceiling.total.items()}
-    for what, more in excess.items():
-        if more > lines * PER_LINE[what]:
-            raise OverCeilingError(
-                f"{what}: the allowance {name!r} is {lines * PER_LINE[what]:,.0f} above {ceiling.total[what]:,}, "
-                f"got {more:,} more; delete {more - lines * PER_LINE[what]:,.0f} of them"
-            )
-    return ceiling._replace(
-        total={what: limit + excess[what] for what, limit in ceiling.total.items()},
-        packages=size.packages,
-        allowances={other: left for other, left in ceiling.allowances.items() if other != name},
-        taken=ceiling.taken | {name: round(excess["tokens"] / PER_LINE["tokens"])},
-    )
-
-
 def read(path: Path = FILE) -> Ceiling:
     return Ceiling(**json.loads(path.read_text(encoding="utf-8")))
 
@@ -182,15 +150,13 @@ def main() -> None:
         prog="python -m dev.ceiling", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--lower", action="store_true")
-    parser.add_argument("--take", metavar="NAME")
     options = parser.parse_args()
     from dev.walks import count_walks
 
     ceiling, size = read(), Size(*measure(ROOT, list_files(ROOT)), walks=count_walks())
-    if options.lower or options.take:
-        changed = lower(size, ceiling) if options.lower else take(options.take, size, ceiling)
-        FILE.write_text(json.dumps(changed._asdict(), indent=2) + "\n", encoding="utf-8")
-        ceiling = changed
+    if options.lower:
+        ceiling = lower(size, ceiling)
+        FILE.write_text(json.dumps(ceiling._asdict(), indent=2) + "\n", encoding="utf-8")
     if excess := find_excess(size, ceiling):
         raise SystemExit("\n".join(["dev/ceiling.json: the code is larger than its ceiling", *excess]))
     print(json.dumps({"counted": add_up(size, ceiling), "ceiling": ceiling.total, "walks": size.walks}))

@@ -44,13 +44,6 @@ class _Commands(TyperGroup):
             ctx.fail(f"No such command '{args[0]}'; here it is `rljob {meant}`.")
         return super().resolve_command(ctx, args)
 
-    def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except typer.BadParameter as error:  # of a value that is none of the known ones, in pydantic's words
-            error.message = error.message.removeprefix("Value error, ")
-            raise
-
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         for title, rows in group_commands(self.commands.values(), formatter.width):
             with formatter.section(title):

@@ -4,6 +4,7 @@ Without instructions for bfloat16, torch and vLLM convert each value before they
 as long as float32: jobs that leave the type open use that.
 """
 
+import contextlib
 import functools
 import json
 import os
@@ -154,6 +155,7 @@ def _run_locked(file: JobFile, folder: Path, claims: dict[str, Path], options: R
     verdict.print_warnings()
     if file.job.spec.model.source.startswith("hf://"):
         go_offline(file.job)
+    from rljob_cli.export.command import write_card
     from rljob_cli.report.command import write_report
     from rljob_cli.run.command import run_job
     from rljob_cli.run.live import make_output
@@ -181,8 +183,12 @@ def _run_locked(file: JobFile, folder: Path, claims: dict[str, Path], options: R
     if file.start is not None:
         file = replace(file, job=set_model(file.job, provide_model(file.start, folder, say)))
     runfolder.prepare(folder, file.job)
-    phase = run_job(file.job, folder, network, claims, make_output(output, console), console)
+    summary = run_job(file.job, folder, network, claims, make_output(output, console), console)
+    phase = summary.phase
     if is_kept:
+        if summary.export and summary.export_step is not None:
+            with contextlib.suppress(OSError):  # the run has succeeded without it
+                write_card(folder, summary.export_step, Path(summary.export))
         console.print(f"logs: {folder / 'logs'}", soft_wrap=True, highlight=False)
         try:
             say(f"report: {write_report(folder)}")
@@ -239,7 +245,7 @@ def try_command(options: RunOptions) -> int:
     """Run one step of as few samples as there can be, and show them. The folder stays only if that failed."""
     require(find_device_extra(), "rljob try")
     path, claims = options.files.path, parse_claims(options.volumes)
-    model = [f"spec.model.source={small}"] if (small := find_copy(DEFAULT_MODEL, path.parent)) else []
+    model = [f"spec.model.source={json.dumps(str(small))}"] if (small := find_copy(DEFAULT_MODEL, path.parent)) else []
     file = load_partial(path, [*model, *(options.overrides or [])])
     say(f"tries {path} with {file.job.spec.model.source}")
     file = replace(file, job=shorten(file.job.with_spec(data=file.job.spec.data.model_copy(update={"eval": None}))))
@@ -305,7 +311,7 @@ def plan_command(options: PlanOptions) -> int:
 
     policy = load_policy(options.policy) if options.policy else None
     if options.target:
-        from rljob_cli.cluster.policy import fetch_policy
+        from rljob_cli.cluster.commands import fetch_policy
 
         policy = fetch_policy(options.target)
     claims, overrides = parse_claims(options.volumes), options.overrides or []

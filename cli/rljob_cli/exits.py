@@ -10,6 +10,7 @@
 
 import errno
 import functools
+import os
 from collections.abc import Callable
 from typing import ParamSpec
 
@@ -41,7 +42,7 @@ def guard(command: Callable[P, int]) -> Callable[P, int]:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 print_error(f"{error.strerror}; free disk space, or write to another disk", EXIT_FAILED)
                 return EXIT_FAILED
-            if error.filename is None and error.errno != errno.ENOENT:  # a closed pipe, or a defect
+            if error.filename is None and os.stat(".").st_nlink:  # a closed pipe, or a defect
                 raise
             what = "the current folder is deleted; change to another"
             if error.filename:

@@ -184,6 +184,15 @@ def _check_teachers(
     ]
     for index, reward in enumerate(spec.rewards):
         path = f"spec.rewards[{index}].teacher"
+        text = reward.hint
+        if (
+            text is not None
+            and model
+            and not spec.rollout.gpus_per_replica
+            and configs.publishes_adapter(spec, model.config)
+        ):
+            problem = "is not possible with adapters on CPUs, where vLLM ends at log-probs of prompts"
+            report.add(f"{path}.hint", f"{problem}; set trainer.lora.publish: merged")
         if not reward.teacher or not prompts or reward.use == "evaluation":
             continue
         taught = [prompt for prompt in prompts if reward.scores_row(prompt.extra_info, prompt.data_source)]
@@ -194,14 +203,11 @@ def _check_teachers(
             hint = did_you_mean(unknown[0], known, f"it has {list_some(known, 10)}") if unknown else ""
             remedy = f"no row has a column {unknown[0]}; {hint}" if unknown else "correct the values"
             report.add(f"{path}.when", f"{problem}: {remedy}", is_warning=True)
-        if reward.hint is None:
+        if text is None:
             continue
-        if model and not spec.rollout.gpus_per_replica and configs.publishes_adapter(spec, model.config):
-            problem = "is not possible with adapters on CPUs, where vLLM ends at log-probs of prompts"
-            report.add(f"{path}.hint", f"{problem}; set trainer.lora.publish: merged")
         try:
             for prompt in taught[:_MAX_STREAMED_ROWS] if tokenizer else ():
-                write_hint(spec.data, reward.hint, prompt, tokenizer, f"{path}.hint")
+                write_hint(spec.data, text, prompt, tokenizer, f"{path}.hint")
         except InputError as error:
             report.add_error(error, path)
 

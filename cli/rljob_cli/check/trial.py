@@ -365,7 +365,7 @@ def find_problems(job: RLJob, trials: list[Trial]) -> Iterator[Finding]:
         only: Target | None = "local" if service.settings.image else None
         if trial.error:
             if path.endswith(".function") and "function.requirements (" in trial.error:
-                path += ".requirements"
+                path, only = f"{path}.requirements", "local"  # a cluster may have another index
             yield _locate(service, Finding(path, f"cannot be used: {trial.error}", only=only))
         elif result is not None and result.reason not in (None, InvalidReason.ABSTAINED):
             why = f"{result.reason}: {result.message}"

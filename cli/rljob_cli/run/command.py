@@ -24,7 +24,6 @@ from rljob_api.run.sessions import ContainerFailure, Session, read_sessions, wri
 from rljob_api.run.summaries import RunSummary, format_summary, read_driver_summary
 from rljob_api.wire.contract import PORT_DRIVER, UrlPath
 from rljob_api.wire.driver_status import DriverStatus
-from rljob_cli.export.command import write_card
 from rljob_cli.local.cluster import LOCAL_DEFAULTS, STOP_SECONDS, LocalCluster
 from rljob_cli.local.network import Network
 from rljob_cli.local.node.kubelet import log_path
@@ -297,15 +296,13 @@ def build_rewards(job: RLJob, pods: Sequence[Manifest], metrics: RewardMetrics) 
 
 def run_job(
     job: RLJob, folder: Path, network: Network, claims: Mapping[str, Path], output: PlainOutput, console: Console
-) -> str:
-    """Run the job and write its summary. Return its phase."""
+) -> RunSummary:
+    """Run the job. Return its summary, which is written."""
     try:
         run = Run(job, folder, network, claims, output)
-        phase = asyncio.run(run.execute())
+        asyncio.run(run.execute())
     finally:
         output.close()
     summary = run.write_summary(read_metrics(folder / FILE_METRICS))
-    if summary.export and summary.export_step is not None:
-        write_card(folder, summary.export_step, Path(summary.export))
     print_summary(console, summary)
-    return phase
+    return summary

@@ -126,7 +126,7 @@ class LogIndex:
             self._samples, self._results = _join(gone, *samples), _join(gone, *results)
 
     def _read_file(self, file: TrajectoryFile) -> tuple[Array, Array]:
-        """Return its samples and their results. It may be of another version, which may have fewer columns."""
+        """Return its samples and their results. An older RLJob may have written fewer columns."""
         import numpy as np
 
         table, codes = _read_table(file.path, _COLUMNS), self._codes

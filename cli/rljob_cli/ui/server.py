@@ -138,6 +138,8 @@ def _describe_record(record: StepRecord | EvaluationRecord) -> str:
     return ", ".join([*parts, *([f"{record.num_invalid} invalid"] if record.num_invalid else [])])
 
 
+_M_ARENA_MAX = -8
+"""The number of arenas, a parameter of glibc's mallopt."""
 _REFRESH_SECONDS = 0.7
 _SILENT_SECONDS = 15.0
 """Without an event for so long, a comment shows that the connection is alive."""
@@ -263,10 +265,14 @@ class UiServer:
                 self._looked[run.name] = time.monotonic()
 
 
-def _return_memory() -> None:
-    """Give back what a request needed. glibc keeps it in the arena of each thread, 100 MB of a long run."""
+def _call_libc(function: str, *arguments: int) -> None:
     with contextlib.suppress(AttributeError):  # another C library
-        ctypes.CDLL(None).malloc_trim(0)
+        getattr(ctypes.CDLL(None), function)(*arguments)
+
+
+def _return_memory() -> None:
+    """Give back what a request needed. glibc keeps it, 100 MB of a long run."""
+    _call_libc("malloc_trim", 0)
 
 
 def _choose(runs: Mapping[str, WatchedRun], request: web.Request) -> WatchedRun:
@@ -373,6 +379,7 @@ def _read_choice(fields: Mapping[str, str], name: str, choices: Sequence[str]) -
 
 async def serve(read_runs: Callable[[], Mapping[str, WatchedRun]], port: int, should_open: bool) -> int:
     """Serve the page until Ctrl-C."""
+    _call_libc("mallopt", _M_ARENA_MAX, 1)  # each thread would keep an arena, 8 MB in all
     ended = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         with contextlib.suppress(NotImplementedError):  # Windows: Ctrl-C raises KeyboardInterrupt

@@ -160,7 +160,8 @@ def write_hint(data: Data, hint: str, row: Prompt | ScoreRequest, tokenizer: Any
     message of its own, of the system, or of the user if the template has none of the system. Raise InputError if the
     row has no such column, or the template writes no message alone. `field`: of the hint."""
     columns = list_columns(row)
-    place = f"row {columns.get('index', 0) + 1} of {row.data_source}"
+    index = columns.get("index")  # of the data set, if it has one
+    place = f"row {index + 1 if isinstance(index, int) else index} of {row.data_source}"
     if missing := sorted(name for name in template_fields(hint) if name in columns and columns[name] in (None, "")):
         remedy = "fill it in, or leave out such rows with teacher.when"
         raise InputError(field, f"{place} has nothing in {missing[0]}; {remedy}")

@@ -123,10 +123,9 @@ def max_row_tokens(question: Question) -> int:
     if turns > 1 or prompt is None:
         # Replies of users and tools are as unknown as a prompt: within maxModelLen, else as long as the answers.
         prompt = spec.rollout.max_model_len or answers
-    longest, context = answers + prompt, question.context_length
-    if context is None:
-        return longest
-    return context if spec.schedule.warm_start else min(longest, context)
+    given = spec.rollout.max_model_len if spec.schedule.warm_start else None
+    longest = max(answers + prompt, given or 0)
+    return min(longest, question.context_length or longest)
 
 
 def micro_batch_tokens(question: Question) -> int:

@@ -1,11 +1,11 @@
-"""The ceiling of the code: what exceeds it is named, and only an allowance, once, raises it."""
+"""The ceiling of the code: what exceeds it is named."""
 
 import json
 
 import pytest
 
 from dev import ceiling
-from dev.ceiling import FILE, PACKAGES, Ceiling, OverCeilingError, Size
+from dev.ceiling import FILE, PACKAGES, Ceiling, Size
 
 WALKS = {"prompt": {"functions": 10, "files": 4}}
 BEFORE = Ceiling(
@@ -16,7 +16,6 @@ BEFORE = Ceiling(
     },
     elsewhere={"dev": 50},
     walks=WALKS,
-    allowances={"page": 100, "fleet": 700},
     taken={},
 )
 
@@ -82,38 +81,6 @@ def test_what_was_lowered_counts_the_same_way_afterwards():
     assert ceiling.find_excess(moved, lowered) == []
 
 
-def test_an_allowance_raises_by_what_is_needed_and_lapses():
-    after = ceiling.take("page", size(cli=1200, functions=47), BEFORE)
-    assert after.total == {"tokens": 1600, "files": 10, "functions": 107}
-    assert (after.allowances, after.taken) == ({"fleet": 700}, {"page": 92})
-    with pytest.raises(OverCeilingError, match="'page' is taken; those left: fleet"):
-        ceiling.take("page", size(cli=1201), after)
-
-
-def test_an_allowance_makes_no_room_for_what_grew_elsewhere():
-    grown = size(cli=900, dev=150)
-    after = ceiling.take("page", grown, BEFORE)
-    assert after.total["tokens"] == ceiling.add_up(grown, after)["tokens"] == 1400
-
-
-@pytest.mark.parametrize(
-    ("grown", "message"),
-    [
-        ({"cli": 1251}, "tokens: the allowance 'page' is 650 above 1,000, got 651 more; delete 1 of them"),
-        ({"files": 6}, "files: the allowance 'page' is 1 above 10, got 2 more"),
-        ({"functions": 48}, "functions: the allowance 'page' is 7 above 100, got 8 more"),
-    ],
-)
-def test_an_allowance_that_does_not_suffice_is_refused(grown, message):
-    with pytest.raises(OverCeilingError, match=message):
-        ceiling.take("page", size(**grown), BEFORE)
-
-
-def test_a_feature_without_an_allowance_has_none():
-    with pytest.raises(OverCeilingError, match="'charts' does not exist"):
-        ceiling.take("charts", size(), BEFORE)
-
-
 def test_files_count_where_they_are(tmp_path):
     texts = {"api/a.py": "a = 1\n", "dev/b.py": "b = (1)\n", "cli/page.jinja": "{{ x }} y", "dev/ceiling.json": "{}"}
     for name, text in texts.items():
@@ -124,9 +91,8 @@ def test_files_count_where_they_are(tmp_path):
     assert elsewhere == {"dev": 5, "cluster": 0, "texts": 6}
 
 
-def test_the_file_has_every_package_and_no_allowance_twice():
+def test_the_file_has_every_package():
     found = json.loads(FILE.read_text())
     read = ceiling.read()
     assert found.keys() == set(Ceiling._fields)
     assert tuple(read.packages) == PACKAGES
-    assert not read.allowances.keys() & read.taken.keys()

@@ -52,8 +52,13 @@ def test_errors_of_the_input_are_one_message_and_exit_code_2(capsys, error, mess
     assert capsys.readouterr() == ("", f"{message}\n")
 
 
-def test_deleted_current_folder_is_named(capsys):
-    """os.getcwd raises it without a file."""
+def test_deleted_current_folder_is_named(capsys, tmp_path, monkeypatch):
+    """os.getcwd raises it without a file, and so do libraries for other reasons."""
+    with pytest.raises(FileNotFoundError):
+        raise_error(FileNotFoundError(errno.ENOENT, "Failed to open local file"))
+    (tmp_path / "deleted").mkdir()
+    monkeypatch.chdir(tmp_path / "deleted")
+    (tmp_path / "deleted").rmdir()
     assert raise_error(FileNotFoundError(errno.ENOENT, "No such file or directory")) == exits.EXIT_BAD_INPUT
     assert capsys.readouterr() == ("", "the current folder is deleted; change to another\n")
 

@@ -111,7 +111,11 @@ class Collector:
     async def run_group(self, group: Group, plan: CollectionPlan, progress: ReadProgress) -> Group:
         """Run the group's episodes and score them. The first error ends them all."""
         row = group.prompt
-        names = {reward.name for reward in plan.rewards if reward.scores_row(row.extra_info, row.data_source)}
+        names = {
+            reward.name
+            for reward in plan.rewards
+            if reward.teacher is None or reward.scores_row(row.extra_info, row.data_source)
+        }
         scorer = self.rewards.open_group(plan.group_id(group.index), plan.lane, plan.group_size, names)
         prefix = Affinity()
         runs = [EpisodeRun(self, group, i, plan, scorer, progress, Affinity(prefix)) for i in range(plan.group_size)]

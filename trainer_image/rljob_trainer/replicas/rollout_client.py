@@ -121,17 +121,16 @@ class RolloutClient:
     async def score(self, token_ids: list[int]) -> NDArray[np.float32] | None:  # [tokens - 1]
         """Return the log-probs of a prompt's tokens but the first; None if vLLM refuses to compute them."""
         payload = generate.build_score_payload(token_ids, self.replicas.fleet.required_key)
-        body = await self._post(generate.PATH, payload)
-        return None if body is None else generate.read_scores(body, token_ids)
+        return await self._post(generate.PATH, payload, lambda body: generate.read_scores(body, token_ids))
 
     async def tokenize(self, text: str) -> list[int] | None:
         """Return the ids that a rollout gives a text; None if it has no tokenizer."""
         payload = {"model": contract.SERVED_MODEL_NAME, "prompt": text, "add_special_tokens": False}
-        body = await self._post("/tokenize", payload)
-        return None if body is None else list(body["tokens"])
+        return await self._post("/tokenize", payload, lambda body: list(body["tokens"]))
 
-    async def _post(self, path: str, payload: dict[str, Any]) -> Any:
-        """Return the body of a rollout's response; None if it refuses the request. TransientError as `complete`."""
+    async def _post(self, path: str, payload: dict[str, Any], read: Callable[[Any], Any]) -> Any:
+        """Return what `read` makes of a rollout's response; None if it refuses the request. A response that cannot be
+        read, as of a request that vLLM aborted, is repeated. TransientError as `complete`."""
         avoid = set[str]()
         for _ in range(_MAX_ATTEMPTS):
             async with self.replicas.lease(avoid) as lease:
@@ -143,13 +142,13 @@ class RolloutClient:
                             lease.answered()
                             return None
                         response.raise_for_status()
-                        body = await response.json()
-                except (aiohttp.ClientError, OSError, ValueError) as error:
+                        found = read(await response.json())
+                except (aiohttp.ClientError, OSError, ValueError, KeyError, TypeError) as error:
                     lease.failed(f"{path}: {type(error).__name__}: {error}")
                     avoid.add(lease.address)
                 else:
                     lease.done()
-                    return body
+                    return found
         raise TransientError(f"a request for {path} failed {_MAX_ATTEMPTS} times; see the driver's log")
 
     async def _attempt(self, lease: ReplicaLease, payload: dict[str, Any], key: str) -> Completion | None:

@@ -22,6 +22,7 @@ from rljob_api.manifest.services.reward import Reward
 from rljob_api.wire.base import InvalidReason
 from rljob_api.wire.scores import ScoreResult, TokenSegment
 from rljob_inputs.data.prompts import write_hint
+from rljob_inputs.findings import InputError
 from rljob_trainer.replicas.rollout_client import RolloutClient
 from rljob_trainer.rewards.groups import RewardClient
 from rljob_trainer.rewards.messages import RewardCall
@@ -46,18 +47,22 @@ class HintedPolicy(RewardClient):
         self.health = rollouts.replicas.fleet.health
 
     async def _run_attempts(self, pending: PendingRequest[ScoreResult], since: float | None) -> list[ScoreResult]:
-        """Ask the rollouts, which repeat what a lost replica had. Raise InputError for a row without the columns."""
+        """Ask the rollouts, which repeat what a lost replica had. A row without the columns is a failure of its own."""
         call, started = cast(RewardCall, pending.call), time.monotonic()
         pending.sent_at, pending.waits_for, pending.num_requests = started, "the rollouts", 1
         [request] = call.samples
-        hint = write_hint(self._data, self.reward.hint or "", request, self._tokenizer, self._field)
+        try:
+            hint = write_hint(self._data, self.reward.hint or "", request, self._tokenizer, self._field)
+        except InputError as error:
+            return call.fail(InvalidReason.EXCEPTION, str(error))
         found = [await self._ask(hint, segment) for segment in request.segments or ()]
         seconds = time.monotonic() - started
         pending.num_executions, pending.execute_seconds = 1, seconds
         known = [each for each in found if each is not None]
         if len(known) < len(found):
-            longest = len(hint) + max(len(segment.token_ids) for segment in request.segments or ())
-            message = f"the rollouts refuse the episode after the hint, {longest} tokens; see rollout.maxModelLen"
+            message = (
+                "the rollouts refuse the episode after the hint; see their answer in the log, and rollout.maxModelLen"
+            )
             return call.fail(InvalidReason.EXCEPTION, message, seconds)
         values = np.concatenate([np.zeros(0), *known])
         if not np.isfinite(values).all():

@@ -168,7 +168,7 @@ class RewardBase(ServiceSettings):
     @property
     def is_served(self) -> bool:
         """Whether RLJob deploys Pods for it: not for an external endpoint, a reference, and the policy with a hint."""
-        return self.kind not in ("", "http") and getattr(self, "hint", None) is None
+        return self.kind not in ("", "http") and getattr(self.asked, "hint", None) is None
 
     @property
     def kind(self) -> str:
@@ -325,7 +325,7 @@ class Reward(RewardBase):
             ("use", "teacher.hint"),
             "must be training with a hint: the policy is evaluated without it",
             "set use: training",
-            lambda reward: reward.hint is None or reward.use == "training",
+            lambda reward: not (reward.teacher and reward.teacher.hint) or reward.use == "training",
             f"!({_HAS_HINT}) || self.use == 'training'",
         ),
         Rule(

@@ -57,7 +57,7 @@ def places(index, query=ALL, **options):
 
 
 def describe(places):
-    """The step and the row of each; without its lane, which follows from the step in these logs."""
+    """Steps and rows. The lane follows from the step in these logs."""
     return [(place >> 33, place & 0xFFFFFFFF) for place in places.tolist()]
 
 

@@ -327,7 +327,8 @@ def test_replicas_of_one_pod_have_consecutive_ports(tmp_path, monkeypatch):
 async def test_a_prompt_is_scored_and_a_text_tokenized_by_a_replica(make_client):
     scores = {"choices": [], "prompt_logprobs": [None, {"6": {"logprob": -0.5}}, {"7": {"logprob": -1.5}}]}
     broken = web.Response(status=500)
-    async with Server(broken, web.json_response(scores), web.json_response({"tokens": [5, 6]})) as server:
+    aborted = web.json_response({"choices": [], "prompt_logprobs": [None]})  # by an engine that ends
+    async with Server(broken, aborted, web.json_response(scores), web.json_response({"tokens": [5, 6]})) as server:
         client = await make_client()
         await client.sync(MANIFEST)
         assert (await client.score([5, 6, 7])).tolist() == [-0.5, -1.5], "the request is repeated"

@@ -87,12 +87,23 @@ def test_plan_in_json_has_a_remedy_for_what_does_not_fit_alone(tmp_path: Path, g
 
 
 @pytest.mark.parametrize(
-    ("phase", "scores", "code"), [(0, [None, None], 1), (0, [None, 1.0], 0), (1, [], 1), (130, [], 130)]
+    ("phase", "scores", "is_taught", "code"),
+    [
+        (0, [None, None], True, 1),
+        (0, [None, None], False, 1),
+        (0, [None, 1.0], True, 0),
+        (1, [], True, 1),
+        (130, [], True, 130),
+    ],
 )
 def test_try_fails_and_keeps_its_folder_if_all_samples_are_invalid(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: int, scores: list[float | None], code: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: int, scores: list[float | None], is_taught: bool, code: int
 ) -> None:
     folders: list[Path] = []
+    results = [None] * is_taught
+
+    def row(score: float | None) -> SimpleNamespace:
+        return SimpleNamespace(score=score, rewards=results, failure=None)
 
     def run_file(file: JobFile, folder: Path, *_: object, is_kept: bool) -> int:
         assert not is_kept, "no path of the folder is printed"
@@ -101,11 +112,12 @@ def test_try_fails_and_keeps_its_folder_if_all_samples_are_invalid(
         return phase
 
     monkeypatch.setattr(commands, "run_file", run_file)
-    monkeypatch.setattr(commands, "read_rows", lambda *_: [SimpleNamespace(score=score) for score in scores])
+    monkeypatch.setattr(commands, "read_rows", lambda *_: [row(score) for score in scores])
     monkeypatch.setattr(commands, "build_conversation", lambda row, **_: "")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     done = CliRunner().invoke(app, ["try", str(write_job(tmp_path, {}))])
     assert done.exit_code == code
-    assert ("all samples are invalid" in done.stderr) is (scores == [None, None])
+    assert ("all samples are invalid" in done.stderr) is (scores == [None, None] and is_taught)
+    assert ("no reward scores this row (teacher.when)" in done.stderr) is not is_taught
     assert (f"kept: {folders[0]}, with its logs" in done.stderr) is (code == 1)
     assert folders[0].exists() is (code == 1)

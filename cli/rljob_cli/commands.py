@@ -258,10 +258,10 @@ def try_command(options: RunOptions) -> int:
             show(build_conversation(row, full=False, tokens=True))
         show(LEGEND)
         if code == 0 and rows and all(row.score is None for row in rows):
-            is_left_out = not any(row.rewards or row.failure for row in rows)
-            untaught = "no reward scores this row (teacher.when); set spec.data.train.offset to another one"
             say(
-                untaught if is_left_out else "all samples are invalid: the reward, or the agent, works for none of them"
+                "all samples are invalid: the reward, or the agent, works for none of them"
+                if any(row.rewards or row.failure for row in rows)
+                else "no reward scores this row (teacher.when); set spec.data.train.offset to another one"
             )
             code = EXIT_FAILED
     finally:

@@ -191,8 +191,11 @@ def _check_teachers(
             and not spec.rollout.gpus_per_replica
             and configs.publishes_adapter(spec, model.config)
         ):
-            problem = "is not possible with adapters on CPUs, where vLLM ends at log-probs of prompts"
-            report.add(f"{path}.hint", f"{problem}; set trainer.lora.publish: merged")
+            report.add(
+                f"{path}.hint",
+                "is not possible with adapters on CPUs, where vLLM ends at log-probs of prompts; set "
+                "trainer.lora.publish: merged",
+            )
         if not reward.teacher or not prompts or reward.use == "evaluation":
             continue
         taught = [prompt for prompt in prompts if reward.scores_row(prompt.extra_info, prompt.data_source)]

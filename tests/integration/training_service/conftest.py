@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -62,7 +61,7 @@ class RunningService:
         return {**os.environ, **given}
 
     def close(self) -> None:
-        self.process.send_signal(signal.SIGINT)
+        self.process.terminate()  # Ctrl-C is ignored where a shell started the tests in the background
         self.process.wait(DEADLINE_SECONDS)
 
 

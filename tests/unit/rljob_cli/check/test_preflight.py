@@ -174,7 +174,7 @@ def test_missing_reward_file_is_reported(folder):
         ("import re\ndef compute_score(:\n    pass", "reward.py:2: syntax error: invalid syntax"),
         ("def f():\n    x = 1\n\tpass\n", "reward.py:3: syntax error: inconsistent use of tabs"),
         ("return 1\n", "reward.py:1: syntax error: 'return' outside function"),
-        ("x = 1\0", "reward.py:1: syntax error: source code string cannot contain null bytes"),
+        ("x = 1\0", "source code string cannot contain null bytes"),  # no SyntaxError before Python 3.11.4
         ("x = " + "-" * 100_000 + "1", "reward.py:1: "),
         ("x = y" + ".z" * 100_000, "reward.py:1: cannot be parsed: "),
     ],

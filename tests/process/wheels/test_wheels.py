@@ -116,7 +116,7 @@ def test_base_writes_checks_renders_and_plans_a_job_without_its_rows(base):
 
 
 def test_base_looks_for_a_cluster(base):
-    assert "no cluster: kubeconfig" in base.run("kubectl-rljob", "explain", "job", code=1)
+    assert "no kubeconfig names a cluster" in base.run("kubectl-rljob", "explain", "job", code=2)
 
 
 @pytest.mark.parametrize(

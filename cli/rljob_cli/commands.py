@@ -4,7 +4,6 @@ Without instructions for bfloat16, torch and vLLM convert each value before they
 as long as float32: jobs that leave the type open use that.
 """
 
-import contextlib
 import functools
 import json
 import os
@@ -187,8 +186,10 @@ def _run_locked(file: JobFile, folder: Path, claims: dict[str, Path], options: R
     phase = summary.phase
     if is_kept:
         if summary.export and summary.export_step is not None:
-            with contextlib.suppress(OSError):  # the run has succeeded without it
+            try:
                 write_card(folder, summary.export_step, Path(summary.export))
+            except OSError as error:  # the run has succeeded without it
+                say(f"no card: {error}")
         console.print(f"logs: {folder / 'logs'}", soft_wrap=True, highlight=False)
         try:
             say(f"report: {write_report(folder)}")

@@ -129,6 +129,7 @@ class RewardClient(ServiceClient[ScoreResult]):
         outages: Outages | None = None,
     ) -> None:
         """`decoder`: for rewards that read texts with special tokens. `index`: in spec.rewards."""
+        # No request goes to http://rollouts: a HintedPolicy asks the rollouts. A client with a URL looks for no Pods.
         url = reward.http.url if reward.http else "http://rollouts" * (reward.hint is not None)
         super().__init__(
             reward,

@@ -209,6 +209,7 @@ ceiling: $(DEVELOP) ## Lower dev/ceiling.json to what the code has
 guard: cpu-build ## Three updates of the tiny job, bit by bit, under each schedule: RECORD=FILE, then AGAINST=FILE (TREE=DIR: of another checkout)
 	$(BIN)/python dev/guard.py $(if $(RECORD),--record $(RECORD)) $(if $(AGAINST),--against $(AGAINST)) $(if $(TREE),--tree $(TREE))
 
+##@ Documentation
 .PHONY: docs
 docs: .venv/.docs-synced ## Build the site of docs/ into .site/html; a broken link or anchor is an error (15 seconds)
 	$(BIN)/python -m dev.site build

@@ -33,19 +33,12 @@ QUOTA: Final = re.compile(r"(exceeded|(?P<unspecified>failed)) quota: ")
 EXCEEDED_QUOTA: Final = re.compile(
     r"exceeded quota: \S+, requested: (?P<requested>.*), used: .*, limited: (?P<limited>.*)"
 )
-ABOVE_DEFAULT: Final = re.compile(
-    r'Invalid value: "(?P<request>[^"]+)": must be less than or equal to (?P<resource>\S+) limit of (?P<limit>\S+)'
+LIMIT_RANGE: Final = re.compile(
+    r"must be less than or equal to \S+ limit of|imum \S+ usage per (Container|Pod) is|max limit to request ratio per"
 )
-"""A request above the limit that a LimitRange sets by default."""
-REQUESTS: Final = re.compile(r"spec\.(?P<kind>containers|initContainers)\[\d+\]\.resources\.requests")
-BOUND: Final = re.compile(
-    r"(?P<bound>maximum|minimum) (?P<resource>\S+) usage per (?P<type>Container|Pod) is (?P<value>\S+?)[.,]?\s"
-)
-RATIO: Final = re.compile(
-    r"(?P<resource>\S+) max limit to request ratio per (?P<type>Container|Pod) is (?P<value>\S+?)[,\s]"
-)
+"""A request above the limit that a LimitRange sets by default, or a bound of one."""
 REJECTED_POD: Final = re.compile(
-    r'(Error creating: |create Pod \S+ in StatefulSet \S+ failed error: )?(pods? "[^"]*" is forbidden: )?'
+    r'(Error creating: |create Pod \S+ in StatefulSet \S+ failed error: )?([Pp]ods? "[^"]*" is (forbidden|invalid): )?'
 )
 """What begins a message: the action, and the generated name of the Pod. In those that follow, `who` rejects, or is
 missing; `why` is its own text."""

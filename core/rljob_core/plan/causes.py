@@ -51,7 +51,8 @@ REMEDIES = {
     "QuotaUnspecified": "set them in {path}.resources: the quota requires every Pod to specify them",
     "QuotaExceeded": "raise the namespace's ResourceQuota, or lower {path}.replicas or {path}.resources",
     "FailedCreate": "see {path}.template and the namespace's policies",
-    "LimitRange": "set requests and limits in {path}.resources, also those that RLJob sets by default, or change it",
+    "LimitRange": "set requests and limits in {path}.resources, also those that RLJob sets by default, or "
+    "change the namespace's LimitRange",
     "ReferenceMissing": "create it in the job's namespace, or correct the name; the Pods start then",
     "FailedMount": "create the ConfigMap, Secret or volume that the message names",
     "RewardModelMissing": "create it in the job's namespace, or correct {path}.rewardModelRef",

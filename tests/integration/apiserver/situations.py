@@ -189,14 +189,17 @@ SITUATIONS = [
         {"trainer.resources": {"limits": {"memory": "2Gi"}}},
         refusing(test_refusals.limit(max={"memory": "1Gi"})),
         condition=("Running", "False", "LimitRange"),
-        says=["trainer: LimitRange small: ", "limit is 2Gi; set requests and limits in spec.trainer.resources"],
+        says=[
+            "trainer: maximum memory usage per ",
+            "limit is 2Gi; set requests and limits in spec.trainer.resources",
+        ],
     ),
     _WAITS(
         "a LimitRange requires more CPU than a role requests",
         "lifecycle.md#what-the-api-server-refuses",
         arrange=refusing(test_refusals.limit(min={"cpu": "500m"})),
         condition=("Running", "False", "LimitRange"),
-        says=["head, trainer, rollout, reward-correct: LimitRange small: ", "minimum cpu usage per Container is 500m"],
+        says=["head, trainer, rollout, reward-correct: minimum cpu usage per Container is 500m"],
     ),
     _WAITS(
         "a ResourceQuota is smaller than one Pod",

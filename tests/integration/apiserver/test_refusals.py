@@ -189,14 +189,13 @@ REFUSED: dict[str, tuple[Make, Manifest, str, str]] = {
         limit_memory,
         {"trainer.resources": MEMORY},
         "LimitRange",
-        "trainer: LimitRange small: |limit is 2Gi; set requests and limits in spec.trainer.resources",
+        "trainer: maximum memory usage per |limit is 2Gi; set requests and limits in spec.trainer.resources",
     ),
     "default of a LimitRange below our own": (
         limit(default={"memory": "600Mi"}, defaultRequest={"memory": "1Mi"}),
         {},
         "LimitRange",
-        "trainer: LimitRange small limits memory of containers without a limit to 600Mi, below the request of 1Gi of "
-        "container trainer; set requests and limits in spec.trainer.resources",
+        "must be less than or equal to memory limit of 600Mi|set requests and limits in spec.trainer.resources",
     ),
     "quota below one Pod": (
         quota({"requests.memory": "1000Mi"}, "Pod"),

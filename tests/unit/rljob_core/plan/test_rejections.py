@@ -75,10 +75,10 @@ def test_rejected_pod_has_the_role_and_the_remedy_and_no_generated_name():
     ("error", "reason", "message"),
     [
         (
-            PodRejectedError("LimitRange small limits memory of containers without a limit to 1Gi", "LimitRange"),
+            PodRejectedError('Pod "x" is invalid: must be less than or equal to memory limit of 1Gi', "LimitRange"),
             "LimitRange",
-            "trainer: LimitRange small limits memory of containers without a limit to 1Gi; set requests and limits in "
-            "spec.trainer.resources, ",
+            "trainer: must be less than or equal to memory limit of 1Gi; set requests and limits in "
+            "spec.trainer.resources, also those that RLJob sets by default, or change the namespace's LimitRange",
         ),
         (
             PodRejectedError('pods "x" is forbidden: exceeded quota: q, requested: cpu=9, used: cpu=0, limited: cpu=4'),

@@ -40,20 +40,7 @@ LIMIT_RANGE: Final = re.compile(
 REJECTED_POD: Final = re.compile(
     r'(Error creating: |create Pod \S+ in StatefulSet \S+ failed error: )?([Pp]ods? "[^"]*" is (forbidden|invalid): )?'
 )
-"""What begins a message: the action, and the generated name of the Pod. In those that follow, `who` rejects, or is
-missing; `why` is its own text."""
-POLICY: Final = re.compile(
-    r"ValidatingAdmissionPolicy '(?P<who>[^']+)' with binding '[^']*' denied request: (?P<why>.+)", re.S
-)
-WEBHOOK: Final = re.compile(
-    r'admission webhook "(?P<who>[^"]+)" denied the request(: (?P<why>.+)| without explanation)', re.S
-)
-POD_SECURITY: Final = re.compile(r'violates PodSecurity "(?P<who>[^"]+)"(: (?P<why>.+))?', re.S)
-SERVICE_ACCOUNT: Final = re.compile(
-    r'error looking up service account [^:]*: serviceaccount "(?P<who>[^"]+)" not found(?P<why>)'
-)
-PRIORITY_CLASS: Final = re.compile(r"no PriorityClass with name (?P<who>\S+) was found(?P<why>)")
-RUNTIME_CLASS: Final = re.compile(r'pod rejected: RuntimeClass "(?P<who>[^"]+)" not found(?P<why>)')
+"""What begins a message: the action, and the generated name of the Pod."""
 
 # Events and states of Pods, by the scheduler and the kubelet.
 PULL_SECRETS: Final = re.compile(r"image pull secrets \(([^)]+)\)")

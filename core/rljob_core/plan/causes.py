@@ -3,8 +3,8 @@
 Reads Pods, conditions of workloads and Warning events; decides nothing. Invariant: the message of a cause is the same
 in every reconcile. It has no counts, times or generated Pod names, so its event is emitted once.
 
-Of a Pod that the API server does not admit: who rejects it, for what reason, and what to do. Reads the messages of
-Kubernetes 1.35, of a dry run or of an Event. Invariant: an unknown message is repeated as it is.
+Of a Pod that the API server does not admit, it repeats the message, of a dry run or of an Event: that names who rejects
+it, or what is missing.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ REMEDIES = {
     "VolumeHeld": "let other Pods with the claim end, run these on the volume's node, or use a ReadWriteMany claim",
     "QuotaUnspecified": "set them in {path}.resources: the quota requires every Pod to specify them",
     "QuotaExceeded": "raise the namespace's ResourceQuota, or lower {path}.replicas or {path}.resources",
-    "FailedCreate": "see {path}.template and the namespace's policies",
+    "FailedCreate": "create what is missing, or change the policy that it names, or {path}.template",
     "LimitRange": "set requests and limits in {path}.resources, also those that RLJob sets by default, or "
     "change the namespace's LimitRange",
     "ReferenceMissing": "create it in the job's namespace, or correct the name; the Pods start then",
@@ -202,11 +202,8 @@ def describe_rejection(name: str, path: str, message: str, otherwise: str = REJE
     if missing := re.search(r"failed quota: ([^:]+): must specify (\S+)", message):
         resources = missing[2].replace(",", ", ")
         return Cause.of("QuotaUnspecified", path, f"{name}: quota {missing[1]} requires {resources}")
-    if otherwise != REJECTED:
-        return Cause.of(otherwise, path, f"{name}: {stable_message(message)}")
-    detail, remedy = explain_rejection(message)
-    remedy = (remedy or REMEDIES[REJECTED]).format(path=path)
-    return Cause(REJECTED, f"{clean_text(f'{name}: {detail}', _MAX_WORDS)}; {remedy}")
+    reason = foreign_texts.REJECTED_POD.sub("", message, count=1).strip() or "it gives no reason"
+    return Cause.of(otherwise, path, f"{name}: the API server rejects its Pods: {reason[:_MAX_WORDS]}")
 
 
 def _involved_name(event: Manifest) -> str:
@@ -296,58 +293,3 @@ def _unready_reason(model: RewardModel) -> str:
 def stable_message(message: str) -> str:
     """The message without generated Pod names."""
     return re.sub(r'pods? "[^"]*" ', "", message, flags=re.IGNORECASE).removeprefix("Error creating: ")[:_MAX_WORDS]
-
-
-class _Form(NamedTuple):
-    pattern: re.Pattern[str]
-    """`who` rejects, or is missing; `why` is its own text."""
-    text: str
-    remedy: str = ""
-
-
-_FORMS = (
-    _Form(
-        foreign_texts.POLICY,
-        "ValidatingAdmissionPolicy {who} rejects its Pods: {why}",
-        "change that policy, or {path}.template",
-    ),
-    _Form(
-        foreign_texts.WEBHOOK,
-        "admission webhook {who} rejects its Pods: {why}",
-        "change its policy, or {path}.template",
-    ),
-    _Form(
-        foreign_texts.POD_SECURITY,
-        "PodSecurity {who} of the namespace rejects its Pods: {why}",
-        "change {path}.template, or the namespace's label pod-security.kubernetes.io/enforce",
-    ),
-    _Form(
-        foreign_texts.SERVICE_ACCOUNT,
-        "its Pods need the service account {who}, which does not exist",
-        "create it, or correct spec.serviceAccountName or {path}.template",
-    ),
-    _Form(
-        foreign_texts.PRIORITY_CLASS,
-        "its Pods need the PriorityClass {who}, which does not exist",
-        "create it, or correct spec.priorityClassName or {path}.template",
-    ),
-    _Form(
-        foreign_texts.RUNTIME_CLASS,
-        "its Pods need the RuntimeClass {who}, which does not exist",
-        "create it, or correct spec.runtimeClassName or {path}.template",
-    ),
-)
-_OTHER = _Form(
-    re.compile(r"(?P<who>)(?P<why>.*)", re.S),
-    "the API server rejects its Pods: {why}",
-)
-
-
-def explain_rejection(message: str) -> tuple[str, str]:
-    """Return what rejects the Pods of a role and why, and the remedy with {path}, that of the role in the manifest.
-    An empty one is the usual one."""
-    reason = foreign_texts.REJECTED_POD.sub("", message, count=1).strip()
-    matches = ((form, form.pattern.match(reason)) for form in (*_FORMS, _OTHER))
-    form, found = next((form, found) for form, found in matches if found)
-    why = found["why"] or "it gives no reason"
-    return form.text.format(who=found["who"], why=why), form.remedy

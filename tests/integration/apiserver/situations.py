@@ -172,8 +172,8 @@ SITUATIONS = [
         arrange=refusing(test_refusals.policy("", "pods", "Pod", "trainer")),
         condition=("Running", "False", "FailedCreate"),
         says=[
-            "trainer: ValidatingAdmissionPolicy ",
-            "rejects its Pods: not in this namespace; change that policy, or spec.trainer.template",
+            "trainer: the API server rejects its Pods: ValidatingAdmissionPolicy ",
+            "not in this namespace; create what is missing, or change the policy",
         ],
     ),
     _WAITS(
@@ -190,7 +190,7 @@ SITUATIONS = [
         refusing(test_refusals.limit(max={"memory": "1Gi"})),
         condition=("Running", "False", "LimitRange"),
         says=[
-            "trainer: maximum memory usage per ",
+            "trainer: the API server rejects its Pods: maximum memory usage per ",
             "limit is 2Gi; set requests and limits in spec.trainer.resources",
         ],
     ),
@@ -199,7 +199,7 @@ SITUATIONS = [
         "lifecycle.md#what-the-api-server-refuses",
         arrange=refusing(test_refusals.limit(min={"cpu": "500m"})),
         condition=("Running", "False", "LimitRange"),
-        says=["head, trainer, rollout, reward-correct: minimum cpu usage per Container is 500m"],
+        says=["head, trainer, rollout, reward-correct: ", "minimum cpu usage per Container is 500m"],
     ),
     _WAITS(
         "a ResourceQuota is smaller than one Pod",

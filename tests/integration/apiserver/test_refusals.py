@@ -176,20 +176,20 @@ REFUSED: dict[str, tuple[Make, Manifest, str, str]] = {
         policy("", "pods", "Pod", "trainer"),
         {},
         "FailedCreate",
-        "trainer: ValidatingAdmissionPolicy |"
-        f"rejects its Pods: not in this namespace; change that policy, or {TRAINER}",
+        "trainer: the API server rejects its Pods: ValidatingAdmissionPolicy |"
+        f"not in this namespace; create what is missing, or change the policy that it names, or {TRAINER}",
     ),
     "PodSecurity": (
         enforce_restricted,
         {"trainer.template": PRIVILEGED},
         "FailedCreate",
-        f"trainer: PodSecurity |change {TRAINER}",
+        f"violates PodSecurity |, or {TRAINER}",
     ),
     "LimitRange": (
         limit_memory,
         {"trainer.resources": MEMORY},
         "LimitRange",
-        "trainer: maximum memory usage per |limit is 2Gi; set requests and limits in spec.trainer.resources",
+        "maximum memory usage per |limit is 2Gi; set requests and limits in spec.trainer.resources",
     ),
     "default of a LimitRange below our own": (
         limit(default={"memory": "600Mi"}, defaultRequest={"memory": "1Mi"}),
@@ -220,20 +220,19 @@ REFUSED: dict[str, tuple[Make, Manifest, str, str]] = {
         do_nothing,
         {"rollout.template": {"spec": {"serviceAccountName": "none"}}},
         "FailedCreate",
-        "rollout: its Pods need the service account none, which does not exist; create it, or correct",
+        'rollout: the API server rejects its Pods: |serviceaccount "none" not found; create what is missing',
     ),
     "priority class": (
         do_nothing,
         {"rewards.0.template": {"spec": {"priorityClassName": "none"}}},
         "FailedCreate",
-        "its Pods need the PriorityClass none, which does not exist; create it, or correct spec.priorityClassName or "
-        "spec.rewards[0].template",
+        "no PriorityClass with name none was found; create what is missing|or spec.rewards[0].template",
     ),
     "runtime class": (
         do_nothing,
         {"runtimeClassName": "zz"},
         "FailedCreate",
-        "Pods need the RuntimeClass zz, which does not exist; create it, or correct spec.runtimeClassName or",
+        'RuntimeClass "zz" not found; create what is missing',
     ),
     "count quota": (
         quota({"count/statefulsets.apps": "0"}, "StatefulSet"),

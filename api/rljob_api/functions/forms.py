@@ -184,8 +184,10 @@ def plan_call(
         problem = remedies.describe_unknown_form(function._replace(required=open_ones), known.conventions)
         raise FormError(problem + remedies.describe_broken(known.broken))
     if for_groups and not convention.lists:
-        remedy = "remove scope, or write a function of lists that calls it for each sample"
-        raise FormError(f"{shown} takes one sample, but scope: group passes lists; {remedy}")
+        raise FormError(
+            f"{shown} takes one sample, but scope: group passes lists; remove scope, or write a function of lists that "
+            "calls it for each sample"
+        )
     uses_kwargs = not convention.kwargs_parameter
     unknown = [name for name in spec.kwargs if uses_kwargs and not function.accepts(name)]
     if unknown:

@@ -195,7 +195,7 @@ REFUSED: dict[str, tuple[Make, Manifest, str, str]] = {
         limit(default={"memory": "600Mi"}, defaultRequest={"memory": "1Mi"}),
         {},
         "LimitRange",
-        "must be less than or equal to memory limit of 600Mi|set requests and limits in spec.{trainer,rollout}.resources",
+        "must be less than or equal to memory limit of 600Mi|requests and limits in spec.{trainer,rollout}.resources",
     ),
     "quota below one Pod": (
         quota({"requests.memory": "1000Mi"}, "Pod"),

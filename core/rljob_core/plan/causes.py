@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from rljob_api import foreign_texts
@@ -20,7 +19,7 @@ from rljob_api.wire.contract import ExitCode
 from rljob_api.wire.text import clean_line, clean_text
 from rljob_core.backend import ChildKey, Manifest, ObservedState
 from rljob_core.children import reward_refs
-from rljob_core.children.common import TRAINER, child_name
+from rljob_core.children.common import child_name
 from rljob_core.children.gang import GATE_KUEUE, LABEL_KUEUE_QUEUE
 from rljob_core.children.pods import avoided_by
 from rljob_core.plan import conditions, observed_job
@@ -33,8 +32,6 @@ _MAX_WORDS = 300
 """Characters of another program's text in a cause."""
 _MAX_REJECTION_LENGTH = 4000
 """Limit of the API server's message: an admission webhook may answer anything."""
-_GARBAGE_COLLECTION_GRACE = timedelta(seconds=60)
-"""Time to delete the Pods of an earlier StatefulSet, and to adopt those without a controller."""
 REJECTED = "FailedCreate"
 """The cause of Pods that the API server does not admit, for another reason than a quota or a LimitRange."""
 _STARTING_REASONS = ("", "WaitingForPods", "WaitingForDeletion")
@@ -57,7 +54,6 @@ REMEDIES = {
     "FailedMount": "create the ConfigMap, Secret or volume that the message names",
     "RewardModelMissing": "create it in the job's namespace, or correct {path}.rewardModelRef",
     "RewardModelNotReady": "see kubectl describe rewardmodel, or correct {path}.rewardModelRef",
-    "PodNameTaken": "if it is not needed: kubectl delete pod {claims}",
     "SuspendedByKueue": "add RLJob.v1alpha1.rljob.dev to integrations.externalFrameworks of Kueue's configuration",
     "HeadSuspended": "kubectl {claims}; or, if Kueue did it, name RLJob in its integrations.externalFrameworks",
     "HeldByKueue": "set spec.scheduling.gang: kueue and queue, or let Kueue leave these Pods alone",
@@ -111,29 +107,6 @@ def _suspended_head(head: Manifest) -> Cause:
         f'patch job -n {metadata["namespace"]} {metadata["name"]} --type=merge -p \'{{"spec":{{"suspend":false}}}}\''
     )
     return Cause.of("HeadSuspended", "spec.head", "head: its Job is suspended by another than the operator", command)
-
-
-def find_blocking_pods(observed: ObservedJob) -> list[tuple[datetime, Cause]]:
-    """Pods that have the name of a trainer and do not belong to its StatefulSet, which waits for the name silently and
-    indefinitely. Each comes with the time from which it counts: until then Pods are deleted or adopted."""
-    job = observed.job
-    stateful_set = observed.children.get(ChildKey("StatefulSet", child_name(job, TRAINER)))
-    if stateful_set is None or observed_job.is_terminating(stateful_set):
-        return []
-    metadata = stateful_set["metadata"]
-    names = {f"{metadata['name']}-{index}" for index in range(job.spec.trainer.replicas)}
-    taken = sorted(
-        observed_job.name_of(pod)
-        for pod in observed.state.pods
-        if observed_job.name_of(pod) in names
-        and not observed_job.is_terminating(pod)
-        and observed_job.find_controller(pod).get("uid") != metadata.get("uid")
-    )
-    created = metadata.get("creationTimestamp")
-    since = datetime.fromisoformat(created) + _GARBAGE_COLLECTION_GRACE if created else datetime.min.replace(tzinfo=UTC)
-    detail = "trainer: Pod {} occupies a name of the StatefulSet but is not controlled by it"
-    namespace = job.metadata.namespace
-    return [(since, Cause.of("PodNameTaken", "", detail.format(pod), f"-n {namespace} {pod}")) for pod in taken]
 
 
 def find_model_causes(

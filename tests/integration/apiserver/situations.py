@@ -309,27 +309,4 @@ SITUATIONS = [
         condition=RUNNING,
         crds="newer",
     ),
-    Situation(
-        "the same, and the job sets a field that only the CRD has",
-        "install.md#upgrade-and-uninstall",
-        {"mood": "grim"},
-        condition=INVALID,
-        says=["spec.mood is a field of RLJob 0.3.0, which this operator, ", "upgrade the operator"],
-        check=has_no_workload,
-        crds="newer",
-    ),
-    Situation(
-        "the operator is one minor version newer than the CRDs",
-        "install.md#upgrade-and-uninstall",
-        acts=[start_pods],
-        condition=RUNNING,
-        crds="older",
-    ),
-    Situation(
-        "the same, and the job sets a field that the CRD lacks",
-        "install.md#upgrade-and-uninstall",
-        {"progressDeadlineSeconds": 900},
-        refused='unknown field "spec.progressDeadlineSeconds"',
-        crds="older",
-    ),
 ]

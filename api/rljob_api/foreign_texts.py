@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-VERSIONS: Final[Mapping[str, str]] = {"kubernetes": "1.35.4", "pip": "26.3", "datasets": "5.2.0"}
+VERSIONS: Final[Mapping[str, str]] = {"kubernetes": "1.35.4", "datasets": "5.2.0"}
 """Those whose texts were read last. uv may have any version."""
 
 # Answers of the API server, and messages of its admission.
@@ -55,14 +55,12 @@ NODE_SELECTOR: Final = re.compile("node affinity/selector")
 OVER_OWN_DISK: Final = re.compile(r"exceeds the (total )?limit|exceeded its local ephemeral storage limit")
 """In the message of an evicted Pod that used more disk than its own limits allow. Other evictions relieve the node."""
 
-# pip and uv.
+# uv.
 UNREACHABLE_INDEX: Final = re.compile(
     r"connection|connect error|dns error|timed out|timeout|temporary failure|network is|"
     r"status code \(5\d\d|5\d\d (server error|bad gateway|service unavailable)|error sending request",
     re.IGNORECASE,
 )
-UNKNOWN_PACKAGE: Final = re.compile(r"could not find a version|no matching distribution", re.IGNORECASE)
-"""What pip says about a missing package and, without its warnings, about an index that does not answer."""
 WRONG_REQUIREMENT: Final = re.compile("not found in the package|no versions? of|are incompatible|Couldn't parse")
 """What uv says about a line that no index can satisfy; not about one that it must build, or cannot reach."""
 DISK_FULL: Final = re.compile(r"no space left|disk quota exceeded", re.IGNORECASE)

@@ -18,9 +18,6 @@ TYPED_PATCH: Final = re.compile(
     re.DOTALL,
 )
 """An apply whose fields or types the kind does not have, or whose object has such. The API server answers with 500."""
-FIELD_PATH: Final = re.compile(r"^\s*\.(?P<path>(?:\[[^\]]*\]|\"[^\"]*\"|[^:\s\[\"])+): (?P<problem>.*)$", re.MULTILINE)
-STRICT_DECODING: Final = re.compile("strict decoding error")
-UNKNOWN_FIELD: Final = re.compile(r'unknown field "(?P<path>[^"]+)"')
 NAMESPACE_ENDS: Final = re.compile("being terminated|NamespaceTerminating")
 MISSING_RIGHT: Final = re.compile("is forbidden: User")
 DENIED: Final = re.compile(r"denied (the )?request: ")

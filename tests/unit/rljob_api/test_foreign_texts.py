@@ -11,9 +11,6 @@ from tests.paths import ROOT
 
 EXAMPLES = {
     "TYPED_PATCH": "failed to create typed patch object (x/p; apps/v1, Kind=Job): .spec.nam: field not declared",
-    "FIELD_PATH": '.spec.containers[name="a"].image: expected string, got &value.valueUnstructured{Value:1}',
-    "STRICT_DECODING": 'strict decoding error: unknown field "spec.nam"',
-    "UNKNOWN_FIELD": 'strict decoding error: unknown field "spec.nam"',
     "NAMESPACE_ENDS": "unable to create new content in namespace term because it is being terminated",
     "MISSING_RIGHT": 'jobs.batch "p" is forbidden: User "op" cannot patch resource "jobs" in API group "batch"',
     "DENIED": 'admission webhook "p" denied the request: no',

@@ -25,7 +25,6 @@ def refusal(*fields):
     [
         ("spec.template.spec.dnsPolicy", "spec.trainer.template.spec.dnsPolicy"),
         ("spec.template.spec.containers[1].image", "spec.trainer.template.spec.containers[0].image"),
-        ('spec.template.spec.containers[name="own"].imge', "spec.trainer.template.spec.containers[0].imge"),
         ("spec.template.spec.containers[0].resources.limits[cpu]", "spec.trainer.resources.limits.cpu"),
         (
             "spec.template.spec.volumes[0]",

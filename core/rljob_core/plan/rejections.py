@@ -4,9 +4,10 @@
 policies, of webhooks, and of a cluster whose version differs. Invariant: a message about a workload begins with a path
 in the manifest.
 
-The API server writes paths such as `spec.containers[0].image` and `spec.containers[0].resources.limits[cpu]`. Invariant:
-each part but the last exists in the manifest, so a path that cannot be resolved gives the location of what holds it.
-What an apply itself refuses, since this cluster does not know the field or its type, keeps the message with its path.
+The API server writes paths such as `spec.containers[0].image` and `spec.containers[0].resources.limits[cpu]`.
+Invariant: each part but the last exists in the manifest, so a path that cannot be resolved gives the location of what
+holds it. What an apply itself refuses, since this cluster does not know the field or its type, keeps the message with
+its path.
 """
 
 import re

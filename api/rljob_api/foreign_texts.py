@@ -33,7 +33,7 @@ EXCEEDED_QUOTA: Final = re.compile(
 LIMIT_RANGE: Final = re.compile(
     r"must be less than or equal to \S+ limit of|imum \S+ usage per (Container|Pod) is|max limit to request ratio per"
 )
-"""A request above the limit that a LimitRange sets by default, or a bound of one."""
+"""A request above the limit that a LimitRange sets by default, or a value outside of its bounds."""
 REJECTED_POD: Final = re.compile(
     r'(Error creating: |create Pod \S+ in StatefulSet \S+ failed error: )?([Pp]ods? "[^"]*" is (forbidden|invalid): )?'
 )

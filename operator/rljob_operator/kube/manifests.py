@@ -67,7 +67,7 @@ def _validate(type_: type[_Owner], manifest: Manifest) -> _Owner:
     try:
         return type_.model_validate(manifest)
     except ValidationError as error:
-        if any(each["loc"][0] != "status" or each["type"] != _UNKNOWN for each in error.errors(include_url=False)):
+        if any(each["loc"][:1] != ("status",) or each["type"] != _UNKNOWN for each in error.errors()):
             raise
         return type_.model_validate(manifest, extra="ignore")
 

@@ -126,7 +126,6 @@ def build_row(name: str, kind: Any, types: list[str], served_by: str) -> dict[st
     row |= {
         "adapters": tested.adapters if tested and tested.adapters != "any" else find_adapters(name, row),
         "on_cpus": tested.on_cpus if tested else find_cpu_types(name, kind),
-        "ties_head": ties_head(kind.config_class()),
         "is_tested": tested is not None,
         "tested_with": sorted(
             {each for variant in VARIANTS if class_name(variant) == name for each in settings(variant)}
@@ -134,17 +133,13 @@ def build_row(name: str, kind: Any, types: list[str], served_by: str) -> dict[st
     }
     defaults = {
         "kinds": ["dense"], "obstacle": "", "adapters": "any", "on_cpus": "any",
-        "ties_head": False, "is_tested": False, "tested_with": [],
+        "is_tested": False, "tested_with": [],
     }  # fmt: skip
     return {key: value for key, value in row.items() if key not in defaults or value != defaults[key]}
 
 
 def settings(variant: str) -> list[str]:
     return variant.partition(" ")[2].split(", ")
-
-
-def ties_head(config: Any) -> bool:
-    return any(getattr(part, "tie_word_embeddings", False) for part in (config, config.get_text_config()))
 
 
 def find_kinds(network: Any) -> list[str]:

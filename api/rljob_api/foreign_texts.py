@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-VERSIONS: Final[Mapping[str, str]] = {"kubernetes": "1.35.4", "pip": "26.3", "datasets": "5.2.0"}
+VERSIONS: Final[Mapping[str, str]] = {"kubernetes": "1.35.4", "datasets": "5.2.0"}
 """Those whose texts were read last. uv may have any version."""
 
 # Answers of the API server, and messages of its admission.
@@ -18,9 +18,6 @@ TYPED_PATCH: Final = re.compile(
     re.DOTALL,
 )
 """An apply whose fields or types the kind does not have, or whose object has such. The API server answers with 500."""
-FIELD_PATH: Final = re.compile(r"^\s*\.(?P<path>(?:\[[^\]]*\]|\"[^\"]*\"|[^:\s\[\"])+): (?P<problem>.*)$", re.MULTILINE)
-STRICT_DECODING: Final = re.compile("strict decoding error")
-UNKNOWN_FIELD: Final = re.compile(r'unknown field "(?P<path>[^"]+)"')
 NAMESPACE_ENDS: Final = re.compile("being terminated|NamespaceTerminating")
 MISSING_RIGHT: Final = re.compile("is forbidden: User")
 DENIED: Final = re.compile(r"denied (the )?request: ")
@@ -33,34 +30,14 @@ QUOTA: Final = re.compile(r"(exceeded|(?P<unspecified>failed)) quota: ")
 EXCEEDED_QUOTA: Final = re.compile(
     r"exceeded quota: \S+, requested: (?P<requested>.*), used: .*, limited: (?P<limited>.*)"
 )
-ABOVE_DEFAULT: Final = re.compile(
-    r'Invalid value: "(?P<request>[^"]+)": must be less than or equal to (?P<resource>\S+) limit of (?P<limit>\S+)'
+LIMIT_RANGE: Final = re.compile(
+    r"must be less than or equal to \S+ limit of|imum \S+ usage per (Container|Pod) is|max limit to request ratio per"
 )
-"""A request above the limit that a LimitRange sets by default."""
-REQUESTS: Final = re.compile(r"spec\.(?P<kind>containers|initContainers)\[\d+\]\.resources\.requests")
-BOUND: Final = re.compile(
-    r"(?P<bound>maximum|minimum) (?P<resource>\S+) usage per (?P<type>Container|Pod) is (?P<value>\S+?)[.,]?\s"
-)
-RATIO: Final = re.compile(
-    r"(?P<resource>\S+) max limit to request ratio per (?P<type>Container|Pod) is (?P<value>\S+?)[,\s]"
-)
+"""A request above the limit that a LimitRange sets by default, or a value outside of its bounds."""
 REJECTED_POD: Final = re.compile(
-    r'(Error creating: |create Pod \S+ in StatefulSet \S+ failed error: )?(pods? "[^"]*" is forbidden: )?'
+    r'(Error creating: |create Pod \S+ in StatefulSet \S+ failed error: )?([Pp]ods? "[^"]*" is (forbidden|invalid): )?'
 )
-"""What begins a message: the action, and the generated name of the Pod. In those that follow, `who` rejects, or is
-missing; `why` is its own text."""
-POLICY: Final = re.compile(
-    r"ValidatingAdmissionPolicy '(?P<who>[^']+)' with binding '[^']*' denied request: (?P<why>.+)", re.S
-)
-WEBHOOK: Final = re.compile(
-    r'admission webhook "(?P<who>[^"]+)" denied the request(: (?P<why>.+)| without explanation)', re.S
-)
-POD_SECURITY: Final = re.compile(r'violates PodSecurity "(?P<who>[^"]+)"(: (?P<why>.+))?', re.S)
-SERVICE_ACCOUNT: Final = re.compile(
-    r'error looking up service account [^:]*: serviceaccount "(?P<who>[^"]+)" not found(?P<why>)'
-)
-PRIORITY_CLASS: Final = re.compile(r"no PriorityClass with name (?P<who>\S+) was found(?P<why>)")
-RUNTIME_CLASS: Final = re.compile(r'pod rejected: RuntimeClass "(?P<who>[^"]+)" not found(?P<why>)')
+"""What begins a message: the action, and the generated name of the Pod."""
 
 # Events and states of Pods, by the scheduler and the kubelet.
 PULL_SECRETS: Final = re.compile(r"image pull secrets \(([^)]+)\)")
@@ -75,14 +52,12 @@ NODE_SELECTOR: Final = re.compile("node affinity/selector")
 OVER_OWN_DISK: Final = re.compile(r"exceeds the (total )?limit|exceeded its local ephemeral storage limit")
 """In the message of an evicted Pod that used more disk than its own limits allow. Other evictions relieve the node."""
 
-# pip and uv.
+# uv.
 UNREACHABLE_INDEX: Final = re.compile(
     r"connection|connect error|dns error|timed out|timeout|temporary failure|network is|"
     r"status code \(5\d\d|5\d\d (server error|bad gateway|service unavailable)|error sending request",
     re.IGNORECASE,
 )
-UNKNOWN_PACKAGE: Final = re.compile(r"could not find a version|no matching distribution", re.IGNORECASE)
-"""What pip says about a missing package and, without its warnings, about an index that does not answer."""
 WRONG_REQUIREMENT: Final = re.compile("not found in the package|no versions? of|are incompatible|Couldn't parse")
 """What uv says about a line that no index can satisfy; not about one that it must build, or cannot reach."""
 DISK_FULL: Final = re.compile(r"no space left|disk quota exceeded", re.IGNORECASE)

@@ -377,7 +377,7 @@ def _open(
         report.add(source, f"{files.place}/config.json has no model_type")
     if not files.sizes.keys() & set(tokenizers.FILES):
         report.add(source, f"{files.place} has no tokenizer (tokenizer.json)")
-    for problem in find_weight_problems(files, config):
+    for problem in find_weight_problems(files):
         report.add(source, problem)
     report.model_configs[source] = config
     report.num_parameters[source] = count_parameters(files, config.get("dtype") or config.get("torch_dtype"))

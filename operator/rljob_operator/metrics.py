@@ -101,12 +101,6 @@ class OperatorMetrics:
             registry=self.registry,
         )
         self.leader = Gauge("rljob_operator_is_leader", "1 while this replica leads.", registry=self.registry)
-        self._skew = Gauge(
-            "rljob_operator_crd_skew",
-            "Minor versions by which a CRD is newer than the operator. No series if they have the same fields.",
-            ["kind", "version"],
-            registry=self.registry,
-        )
         self._job_phases = JobPhases()
         self._job_stalls = JobStalls()
         self.registry.register(self._job_phases)
@@ -156,10 +150,6 @@ class OperatorMetrics:
         if phase == _FAILED and was not in (None, _FAILED):
             failed = next((c for c in job.status.conditions if c.type == _FAILED), None)
             self._job_failures.labels(failed.reason if failed else "").inc()
-
-    def record_skew(self, kind: str, version: str, num_minors: int) -> None:
-        """Record that the CRD of a kind has other fields than the operator's types."""
-        self._skew.labels(kind, version).set(num_minors)
 
     def on_response(self, verb: str, path: str, code: int) -> None:
         resource = next((part for part in reversed(path.split("/")) if part in self._resources), "other")

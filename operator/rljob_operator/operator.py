@@ -35,7 +35,6 @@ from rljob_operator.kube.cache import Cache
 from rljob_operator.kube.crds import check_crds
 from rljob_operator.kube.driver import DriverClient
 from rljob_operator.kube.idle import IdleTracker
-from rljob_operator.kube.skew import Skew, count_minors
 from rljob_operator.metrics import OperatorMetrics
 from rljob_operator.settings import Settings
 from rljob_operator.watch.informer import Informer
@@ -188,26 +187,22 @@ async def run_operator(
             await api.close()
 
     try:
-        skew = await _wait_for_crds(api, health)
-        for kind, of_kind in skew.kinds.items():
-            metrics.record_skew(kind, of_kind.version, count_minors(of_kind.version) or 0)
+        await _wait_for_crds(api, health)
         if lease:
             health.stand_by()
             await lease.acquire()
         metrics.leader.set(1)
         health.lead()
-        await _lead(settings, api, cache, informer, lease, health, clock, now, skew)
+        await _lead(settings, api, cache, informer, lease, health, clock, now)
     finally:
         await run_uncancelled(end())
 
 
-async def _wait_for_crds(api: KubeApi, health: Health) -> Skew:
-    """Return how the CRDs differ, once the operator may run with them."""
-    while (check := await check_crds(api)).problem:
-        health.wait_for(check.problem)
-        log.error("%s; next check in %.0f s", check.problem, _CRD_RETRY_SECONDS)
+async def _wait_for_crds(api: KubeApi, health: Health) -> None:
+    while problem := await check_crds(api):
+        health.wait_for(problem)
+        log.error("%s; next check in %.0f s", problem, _CRD_RETRY_SECONDS)
         await asyncio.sleep(_CRD_RETRY_SECONDS)
-    return check.skew
 
 
 async def _lead(
@@ -219,7 +214,6 @@ async def _lead(
     health: Health,
     clock: Callable[[], float],
     now: Callable[[], datetime],
-    skew: Skew,
 ) -> None:
     driver = DriverClient(clock, informer.requeue)
     backend = KubernetesBackend(
@@ -230,7 +224,6 @@ async def _lead(
         now=now,
         clock=clock,
         on_read=health.metrics.record_owner,
-        skew=skew,
     )
     reconcile_key = build_reconcile(backend, health, complete_defaults(settings.defaults, _pod_namespace()), clock)
     work = asyncio.create_task(
@@ -272,7 +265,6 @@ def build_reconcile(
         backend,
         failures=failures,
         build=BuiltChildren().build,
-        as_stored=backend.skew.as_stored,
         pace=StatusPace(),
     )
 

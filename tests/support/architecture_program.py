@@ -94,9 +94,7 @@ class Training(Scenarios):
             "published": str(digest_tensors(tensors.values(), "element")),
             "num_published": len(tensors),
             "num_parameters": sum(tensor.numel() for tensor in tensors.values()),
-            "lacking": list(
-                find_weight_problems(open_model(str(model), None), json.loads((model / "config.json").read_text()))
-            ),
+            "lacking": list(find_weight_problems(open_model(str(model), None))),
             "num_planned": count_parameters(open_model(str(model), None)),
             "num_tensors": len(before),
             "names": sorted(before.keys() ^ after.keys()),

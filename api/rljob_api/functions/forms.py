@@ -181,11 +181,13 @@ def plan_call(
     convention = inherited or _find_convention(function, spec, for_groups, known)
     if convention is None:
         open_ones = tuple(name for name in function.required if name not in spec.kwargs)
-        problem = remedies.describe_unknown_form(function._replace(required=open_ones), for_groups, known.conventions)
+        problem = remedies.describe_unknown_form(function._replace(required=open_ones), known.conventions)
         raise FormError(problem + remedies.describe_broken(known.broken))
     if for_groups and not convention.lists:
-        adapter = remedies.write_adapter(function, for_groups=True)
-        raise FormError(f"{shown} takes one sample, but scope: group passes lists; remove scope, or {adapter}")
+        raise FormError(
+            f"{shown} takes one sample, but scope: group passes lists; remove scope, or write a function of lists that "
+            "calls it for each sample"
+        )
     uses_kwargs = not convention.kwargs_parameter
     unknown = [name for name in spec.kwargs if uses_kwargs and not function.accepts(name)]
     if unknown:

@@ -1,13 +1,11 @@
-"""Decides whether the policy can call a function: its parameters must have names and types with a JSON schema.
+"""Decides whether the policy can call a function: its parameters must have names, by which it calls it.
 
 A worker describes the loaded function. Pure, standard library only.
 """
 
 from collections.abc import Iterable, Mapping
-from types import MappingProxyType
 from typing import Any, Final
 
-from rljob_api.functions.annotations import SUPPORTED_TYPES, Schema, UnsupportedTypeError, schema_of
 from rljob_api.functions.descriptions import Class, Description, Function, Other, Several
 from rljob_api.functions.forms import FormError
 from rljob_api.functions.remedies import describe_wrong_entrypoint
@@ -22,13 +20,8 @@ def is_public(name: str) -> bool:
     return not name.startswith("_")
 
 
-def check_tool(
-    function: Function,
-    given: Mapping[str, Any],
-    classes: Mapping[str, Schema] = MappingProxyType({}),
-) -> None:
-    """Raise FormError if the policy cannot call it. `given`: function.kwargs, which the policy does not see. `classes`:
-    the schemas of names that stand for types."""
+def check_tool(function: Function) -> None:
+    """Raise FormError if the policy cannot call it, whatever the types of its parameters."""
     if len(function.name) > MAX_NAME_CHARACTERS:
         raise FormError(f"{function.name}: a tool's name must have at most {MAX_NAME_CHARACTERS} characters; rename it")
     if not function.name.isidentifier():
@@ -43,25 +36,6 @@ def check_tool(
         raise FormError(f"{shown} has positional-only parameters, but tools are called by keyword; remove the '/'")
     if function.var_positional or function.var_keyword:
         raise FormError(f"{shown}: the model must see each parameter; replace * and ** by names with types")
-    for name in function.named:
-        if name not in given:
-            _check_parameter(function, name, classes)
-
-
-def _check_parameter(function: Function, name: str, classes: Mapping[str, Schema]) -> None:
-    annotation = function.annotations.get(name)
-    if annotation is None:
-        raise FormError(
-            f"{function.show()}: the parameter {name} has no type, which becomes its schema; write {name}: str, or one "
-            f"of {SUPPORTED_TYPES}"
-        )
-    try:
-        schema_of(annotation, classes)
-    except UnsupportedTypeError as error:
-        raise FormError(
-            f"{function.show()}: the parameter {name} has the type {error.annotation}, which has no JSON schema; "
-            f"use {SUPPORTED_TYPES}"
-        ) from None
 
 
 def list_methods(found: Class) -> list[Function]:

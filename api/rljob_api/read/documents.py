@@ -74,8 +74,6 @@ _ITEM = re.compile(r"items\[(\d+)\]\.?(.*)")
 """A path in a List: the index, and the path in the item."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _HALF = re.compile("[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]")
-_MAX_NODES = 200_000
-"""About a second of work. kubectl has a similar limit, so that a few lines of aliases cannot occupy it for hours."""
 
 
 @dataclass(frozen=True)
@@ -148,9 +146,6 @@ def read_documents(text: str) -> tuple[list[Document], list[Problem]]:
         while loader.check_node():
             node = loader.get_node()
             assert node is not None  # guaranteed by check_node
-            if (size := _measure(node)) > _MAX_NODES:
-                message = f"the document has {size} values once its aliases (*name) are expanded; at most {_MAX_NODES}"
-                return documents, [Problem("", node.start_mark.line + 1, f"{message} are allowed")]
             document = Document(data=None, lines={(): node.start_mark.line + 1})
             _index(node, (), document)
             document.data = loader.construct_document(node)
@@ -179,27 +174,6 @@ def _split_list(document: Document) -> list[Document]:
         holder, path = (items[int(found[1])], found[2]) if found else (items[0] if items else document, problem.path)
         holder.problems.append(replace(problem, path=path))
     return items
-
-
-def _measure(root: yaml.Node) -> int:
-    """Return the number of values below a node with aliases expanded, without expanding them. Raises ValueError for a
-    node that contains itself."""
-    sizes: dict[int, int] = {}
-    open_nodes: set[int] = set()
-
-    def measure(node: yaml.Node) -> int:
-        key = id(node)
-        if key in open_nodes:
-            raise ValueError("a node contains itself")
-        if key not in sizes:
-            open_nodes.add(key)
-            inner = node.value if isinstance(node, yaml.CollectionNode) else []
-            parts = [part for entry in inner for part in (entry if isinstance(entry, tuple) else (entry,))]
-            sizes[key] = 1 + sum(map(measure, parts))
-            open_nodes.discard(key)
-        return sizes[key]
-
-    return measure(root)
 
 
 def _index(node: yaml.Node, location: Location, document: Document) -> None:

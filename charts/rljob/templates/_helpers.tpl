@@ -66,10 +66,6 @@ app.kubernetes.io/part-of: rljob
 - apiGroups: [""]
   resources: [persistentvolumeclaims]
   verbs: [get]
-# To name the LimitRange that refuses a Pod.
-- apiGroups: [""]
-  resources: [limitranges]
-  verbs: [list]
 - apiGroups: [apps]
   resources: [deployments, statefulsets]
   verbs: [get, list, watch, create, patch, delete]

@@ -77,7 +77,7 @@ def run_checks(
     findings = check_objects(file)
     for service in job.spec.services:
         findings += check_service(service)
-    findings += [*_check_weights(job), *_check_export(file), *_check_tracker_file(job), *no_folder]
+    findings += [*_check_weights(job), *_check_tracker_file(job), *no_folder]
     for found in inputs.findings:
         # What cannot be reached from here may be reached from a cluster.
         is_warning = found.is_warning or (found.is_transient and target != "local")
@@ -114,16 +114,6 @@ def _check_weights(job: RLJob) -> Iterator[Finding]:
         message = "no reward has a positive weight, so the model learns to score low; check the signs"
         path, weight = next(iter(weights.items()))
         yield Finding(path, f"is {weight:g}, and {message}", is_warning=True)
-
-
-def _check_export(file: JobFile) -> Iterator[Finding]:
-    """Warn of both names of the policy with different values. The job has no `export` that is its default."""
-    if policy := file.job.spec.checkpoint.export_policy:
-        export = file.document.data["spec"]["checkpoint"].get("export")
-        meant = "last" if export is True else "never" if export is False else export
-        if meant not in (None, policy):
-            message = f"means {meant}, but exportPolicy is {policy}, and counts; remove export"
-            yield Finding("spec.checkpoint.export", message, is_warning=True)
 
 
 def check_objects(file: JobFile) -> list[Finding]:

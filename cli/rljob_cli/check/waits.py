@@ -18,7 +18,6 @@ LIMIT_SECONDS = 60.0
 """For the import of a function that has nothing to install, and for its call by `rljob validate`."""
 _POLL_SECONDS = 0.02
 _FIRST_SECONDS, _LATER_SECONDS = 2.0, 10.0
-_INSTALLER = re.compile(rf"\b(uv|pip) {MARK_INSTALLS} ")
 _IMPORT_PLACE = re.compile(r"the import of .* now at (.+?:\d+)")
 
 
@@ -67,11 +66,10 @@ def find_import_place(cluster: LocalCluster, name: str) -> str:
     return f", at {places[-1]}" if places else ""
 
 
-def find_installer(cluster: LocalCluster, name: str) -> str:
-    """Return uv or pip if it installs requirements of the service now; else empty."""
+def is_installing(cluster: LocalCluster, name: str) -> bool:
+    """Whether the requirements of the service are installed now."""
     logs = [log.read_text(errors="replace") for log in (cluster.paths.root / "logs").glob(f"*{name}*.log")]
-    found = [_INSTALLER.search(text) for text in logs if MARK_INSTALLED not in text]
-    return next((match[1] for match in found if match), "")
+    return any(f"uv {MARK_INSTALLS} " in text and MARK_INSTALLED not in text for text in logs)
 
 
 async def report(say: Callable[[str], None], describe: Callable[[float], str]) -> None:
@@ -95,10 +93,8 @@ async def report_waits(
         places = "".join(find_import_place(cluster, name) for name in starting)
         what = f"the import of {', '.join(services[name] for name in starting)}"
         what = what if starting else f"a call of {', '.join(services.values())}"
-        if installing := {name: each for name in starting if (each := find_installer(cluster, name))}:
-            what = ", ".join(
-                f"{each}, which installs the requirements of {services[name]}" for name, each in installing.items()
-            )
+        if installing := [services[name] for name in starting if is_installing(cluster, name)]:
+            what = f"uv, which installs the requirements of {', '.join(installing)}"
         return f"waits for {what} ({seconds:.0f} s{limit}){places}"
 
     await report(say, describe)

@@ -272,7 +272,6 @@ def _list_commands(observation: JobObservation) -> dict[str, str]:
         "ReferenceMissing": f"kubectl get configmaps,secrets,pvc -n {namespace}",
         "LimitRange": f"kubectl describe limitrange -n {namespace}",
         "FailedMount": f"kubectl get configmaps,secrets,pvc -n {namespace}",
-        "PodNameTaken": f"kubectl get pods -n {namespace} --show-labels",
         "SuspendedByKueue": "kubectl get configmap -n kueue-system kueue-manager-config -o yaml",
         "HeadSuspended": f"kubectl get jobs -n {namespace} --show-managed-fields -o yaml",
         "HeldByKueue": f"kubectl get workloads.kueue.x-k8s.io -n {namespace}",

@@ -34,7 +34,7 @@ from rljob_cli.output import say
 from rljob_core.backend import Manifest
 from rljob_core.children.common import HEAD
 from rljob_core.children.config import read_token
-from rljob_core.kube.resources import CLAIM, Resource
+from rljob_core.kube.resources import Resource
 from rljob_core.plan.job import render_children
 from rljob_core.plan.observed_job import name_of
 
@@ -104,25 +104,8 @@ async def reader_pod(cluster: Cluster, job: Manifest, head: Manifest | None = No
     """Yield the name of a Pod that serves the files of the job's run. `head`: the last Pod of its head. Raise
     ClusterError if it does not start."""
     pod = build_reader(job, head)
-    if head is not None and phase_of(head) == "Pending":
-        await _warn_of_pending_head(cluster, job, head)
     async with started_pod(cluster, pod, "reads the run's files", _REMEDY, say) as name:
         yield name
-
-
-async def _warn_of_pending_head(cluster: Cluster, job: Manifest, head: Manifest) -> None:
-    """Say that the head may have to wait for the claim, unless Pods of several nodes may have it."""
-    claim = job["spec"]["checkpoint"]["persistentVolumeClaim"]["claimName"]
-    found = None
-    with contextlib.suppress(ClusterError):  # who may create Pods may not read claims
-        found = await cluster.find(CLAIM, claim)
-    modes = ((found or {}).get("spec") or {}).get("accessModes") or []
-    if {"ReadWriteMany", "ReadOnlyMany"} & {*modes}:
-        return
-    say(
-        f"warning: the head, Pod {name_of(head)}, waits to start. A claim that is ReadWriteOnce is on one node at a "
-        f"time: if {claim} is, the head cannot start on another node while this command reads it. Ctrl-C ends it"
-    )
 
 
 _SECRET = Resource("Secret", "v1", "secrets")

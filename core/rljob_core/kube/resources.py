@@ -46,8 +46,6 @@ POD = Resource("Pod", "v1", "pods")
 EVENT = Resource("Event", "v1", "events", label_selector=None, field_selector="type=Warning")
 CLAIM = Resource("PersistentVolumeClaim", "v1", "persistentvolumeclaims", label_selector=None)
 """Read to find out whether it exists; neither cached nor watched."""
-LIMIT_RANGE = Resource("LimitRange", "v1", "limitranges", label_selector=None)
-"""Read to explain a refusal; neither cached nor watched."""
 CHILDREN = (
     Resource("Secret", "v1", "secrets"),
     Resource("ConfigMap", "v1", "configmaps"),

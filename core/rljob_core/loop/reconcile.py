@@ -217,8 +217,6 @@ def _judge(owner: Owner, children: Collection[Manifest], outcomes: Sequence[Base
 
 OnUnchanged = Callable[[Owner, ObservedState, Plan[Any]], None]
 PlanOwner = Callable[[Owner, ObservedState], Plan[Any]]
-AsStored = Callable[[Any, OwnerStatus], Any]
-"""Gets a kind and a status, and returns the part that the API server stores."""
 
 CONFLICT_RETRY_SECONDS = 30.0
 """How soon to retry a name that another owner's object has: its deletion causes no watch event."""
@@ -241,15 +239,13 @@ async def reconcile(
     failures: FailureTracker | None = None,
     on_unchanged: OnUnchanged = lambda owner, observed, wanted: None,
     build: Build = build_checked,
-    as_stored: AsStored = lambda kind, status: status,
     pace: StatusPace | None = None,
 ) -> float | None:
     """Converge one object. Return the seconds after which to requeue it; None: only when something changes.
 
     Calls `on_unchanged` with the observed state and the plan if nothing had to be written. Raises TransientError: the
     caller retries later. `failures` remembers what fails from one reconcile to the next, and reports it; `build` may
-    remember the children of jobs; `as_stored` cuts a status to the fields of an older CRD; `pace` delays statuses in
-    which only counts have changed.
+    remember the children of jobs; `pace` delays statuses in which only counts have changed.
     """
     failures, pace = failures or FailureTracker(), pace or StatusPace()
     attempt = failures.start(key, now)
@@ -260,7 +256,6 @@ async def reconcile(
             lambda owner, observed: _plan(owner, observed, now, defaults, build),
             failures,
             on_unchanged,
-            as_stored,
             pace,
         )
     except UnknownFieldsError as error:
@@ -279,7 +274,6 @@ async def _reconcile(
     plan: PlanOwner,
     failures: FailureTracker,
     on_unchanged: OnUnchanged,
-    as_stored: AsStored,
     pace: StatusPace,
 ) -> float | None:
     key, now = attempt.key, attempt.now
@@ -287,7 +281,6 @@ async def _reconcile(
         owner = await backend.get_owner(key)
     except InvalidOwnerError as error:
         invalid = _plan_invalid(error.owner, error.problems, now)
-        invalid = replace(invalid, status=as_stored(error.owner.kind, invalid.status))
         for child in find_left_by_head(error.owner, await backend.observe(error.owner)):
             await backend.delete(key.namespace, child)
         try:
@@ -303,7 +296,7 @@ async def _reconcile(
     owner = failures.with_refused_status(key, owner)
     observed = await backend.observe(owner)
     wanted = plan(owner, observed)
-    attempt.status = as_stored(owner.kind, _status_unless_replaced(owner, wanted))
+    attempt.status = _status_unless_replaced(owner, wanted)
     changed = list(_find_changed(observed, wanted.children))
     guard = partial(failures.refusals.guard, owner, attempt.started)
     refused = await apply_children(backend, owner, observed.children, changed, wanted.replaced, guard)
@@ -314,7 +307,6 @@ async def _reconcile(
         await backend.ungate(key.namespace, pod)
     final = _add_failures(owner, observed, wanted, refused, now)
     final = await _delete_by_force(backend, owner, final)
-    final = replace(final, status=as_stored(owner.kind, final.status))
     if wait := pace.wait_seconds(key, owner.status, final, attempt.started):
         return wait if final.requeue_after_seconds is None else min(wait, final.requeue_after_seconds)
     await _report(backend, failures, key, stored, final)

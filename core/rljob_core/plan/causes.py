@@ -3,15 +3,14 @@
 Reads Pods, conditions of workloads and Warning events; decides nothing. Invariant: the message of a cause is the same
 in every reconcile. It has no counts, times or generated Pod names, so its event is emitted once.
 
-Of a Pod that the API server does not admit: who rejects it, for what reason, and what to do. Reads the messages of
-Kubernetes 1.35, of a dry run or of an Event. Invariant: an unknown message is repeated as it is.
+Of a Pod that the API server does not admit, it repeats the message, of a dry run or of an Event: that names who rejects
+it, or what is missing.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from rljob_api import foreign_texts
@@ -20,7 +19,7 @@ from rljob_api.wire.contract import ExitCode
 from rljob_api.wire.text import clean_line, clean_text
 from rljob_core.backend import ChildKey, Manifest, ObservedState
 from rljob_core.children import reward_refs
-from rljob_core.children.common import TRAINER, child_name
+from rljob_core.children.common import child_name
 from rljob_core.children.gang import GATE_KUEUE, LABEL_KUEUE_QUEUE
 from rljob_core.children.pods import avoided_by
 from rljob_core.plan import conditions, observed_job
@@ -33,8 +32,6 @@ _MAX_WORDS = 300
 """Characters of another program's text in a cause."""
 _MAX_REJECTION_LENGTH = 4000
 """Limit of the API server's message: an admission webhook may answer anything."""
-_GARBAGE_COLLECTION_GRACE = timedelta(seconds=60)
-"""Time to delete the Pods of an earlier StatefulSet, and to adopt those without a controller."""
 REJECTED = "FailedCreate"
 """The cause of Pods that the API server does not admit, for another reason than a quota or a LimitRange."""
 _STARTING_REASONS = ("", "WaitingForPods", "WaitingForDeletion")
@@ -50,13 +47,13 @@ REMEDIES = {
     "VolumeHeld": "let other Pods with the claim end, run these on the volume's node, or use a ReadWriteMany claim",
     "QuotaUnspecified": "set them in {path}.resources: the quota requires every Pod to specify them",
     "QuotaExceeded": "raise the namespace's ResourceQuota, or lower {path}.replicas or {path}.resources",
-    "FailedCreate": "see {path}.template and the namespace's policies",
-    "LimitRange": "set requests and limits in {path}.resources, also those that RLJob sets by default, or change it",
+    "FailedCreate": "create what is missing, or change the policy that it names, or {path}.template",
+    "LimitRange": "set requests and limits in {path}.resources, also those that RLJob sets by default, or "
+    "change the namespace's LimitRange",
     "ReferenceMissing": "create it in the job's namespace, or correct the name; the Pods start then",
     "FailedMount": "create the ConfigMap, Secret or volume that the message names",
     "RewardModelMissing": "create it in the job's namespace, or correct {path}.rewardModelRef",
     "RewardModelNotReady": "see kubectl describe rewardmodel, or correct {path}.rewardModelRef",
-    "PodNameTaken": "if it is not needed: kubectl delete pod {claims}",
     "SuspendedByKueue": "add RLJob.v1alpha1.rljob.dev to integrations.externalFrameworks of Kueue's configuration",
     "HeadSuspended": "kubectl {claims}; or, if Kueue did it, name RLJob in its integrations.externalFrameworks",
     "HeldByKueue": "set spec.scheduling.gang: kueue and queue, or let Kueue leave these Pods alone",
@@ -110,29 +107,6 @@ def _suspended_head(head: Manifest) -> Cause:
         f'patch job -n {metadata["namespace"]} {metadata["name"]} --type=merge -p \'{{"spec":{{"suspend":false}}}}\''
     )
     return Cause.of("HeadSuspended", "spec.head", "head: its Job is suspended by another than the operator", command)
-
-
-def find_blocking_pods(observed: ObservedJob) -> list[tuple[datetime, Cause]]:
-    """Pods that have the name of a trainer and do not belong to its StatefulSet, which waits for the name silently and
-    indefinitely. Each comes with the time from which it counts: until then Pods are deleted or adopted."""
-    job = observed.job
-    stateful_set = observed.children.get(ChildKey("StatefulSet", child_name(job, TRAINER)))
-    if stateful_set is None or observed_job.is_terminating(stateful_set):
-        return []
-    metadata = stateful_set["metadata"]
-    names = {f"{metadata['name']}-{index}" for index in range(job.spec.trainer.replicas)}
-    taken = sorted(
-        observed_job.name_of(pod)
-        for pod in observed.state.pods
-        if observed_job.name_of(pod) in names
-        and not observed_job.is_terminating(pod)
-        and observed_job.find_controller(pod).get("uid") != metadata.get("uid")
-    )
-    created = metadata.get("creationTimestamp")
-    since = datetime.fromisoformat(created) + _GARBAGE_COLLECTION_GRACE if created else datetime.min.replace(tzinfo=UTC)
-    detail = "trainer: Pod {} occupies a name of the StatefulSet but is not controlled by it"
-    namespace = job.metadata.namespace
-    return [(since, Cause.of("PodNameTaken", "", detail.format(pod), f"-n {namespace} {pod}")) for pod in taken]
 
 
 def find_model_causes(
@@ -201,11 +175,8 @@ def describe_rejection(name: str, path: str, message: str, otherwise: str = REJE
     if missing := re.search(r"failed quota: ([^:]+): must specify (\S+)", message):
         resources = missing[2].replace(",", ", ")
         return Cause.of("QuotaUnspecified", path, f"{name}: quota {missing[1]} requires {resources}")
-    if otherwise != REJECTED:
-        return Cause.of(otherwise, path, f"{name}: {stable_message(message)}")
-    detail, remedy = explain_rejection(message)
-    remedy = (remedy or REMEDIES[REJECTED]).format(path=path)
-    return Cause(REJECTED, f"{clean_text(f'{name}: {detail}', _MAX_WORDS)}; {remedy}")
+    reason = foreign_texts.REJECTED_POD.sub("", message, count=1).strip() or "it gives no reason"
+    return Cause.of(otherwise, path, f"{name}: the API server rejects its Pods: {reason[:_MAX_WORDS]}")
 
 
 def _involved_name(event: Manifest) -> str:
@@ -295,58 +266,3 @@ def _unready_reason(model: RewardModel) -> str:
 def stable_message(message: str) -> str:
     """The message without generated Pod names."""
     return re.sub(r'pods? "[^"]*" ', "", message, flags=re.IGNORECASE).removeprefix("Error creating: ")[:_MAX_WORDS]
-
-
-class _Form(NamedTuple):
-    pattern: re.Pattern[str]
-    """`who` rejects, or is missing; `why` is its own text."""
-    text: str
-    remedy: str = ""
-
-
-_FORMS = (
-    _Form(
-        foreign_texts.POLICY,
-        "ValidatingAdmissionPolicy {who} rejects its Pods: {why}",
-        "change that policy, or {path}.template",
-    ),
-    _Form(
-        foreign_texts.WEBHOOK,
-        "admission webhook {who} rejects its Pods: {why}",
-        "change its policy, or {path}.template",
-    ),
-    _Form(
-        foreign_texts.POD_SECURITY,
-        "PodSecurity {who} of the namespace rejects its Pods: {why}",
-        "change {path}.template, or the namespace's label pod-security.kubernetes.io/enforce",
-    ),
-    _Form(
-        foreign_texts.SERVICE_ACCOUNT,
-        "its Pods need the service account {who}, which does not exist",
-        "create it, or correct spec.serviceAccountName or {path}.template",
-    ),
-    _Form(
-        foreign_texts.PRIORITY_CLASS,
-        "its Pods need the PriorityClass {who}, which does not exist",
-        "create it, or correct spec.priorityClassName or {path}.template",
-    ),
-    _Form(
-        foreign_texts.RUNTIME_CLASS,
-        "its Pods need the RuntimeClass {who}, which does not exist",
-        "create it, or correct spec.runtimeClassName or {path}.template",
-    ),
-)
-_OTHER = _Form(
-    re.compile(r"(?P<who>)(?P<why>.*)", re.S),
-    "the API server rejects its Pods: {why}",
-)
-
-
-def explain_rejection(message: str) -> tuple[str, str]:
-    """Return what rejects the Pods of a role and why, and the remedy with {path}, that of the role in the manifest.
-    An empty one is the usual one."""
-    reason = foreign_texts.REJECTED_POD.sub("", message, count=1).strip()
-    matches = ((form, form.pattern.match(reason)) for form in (*_FORMS, _OTHER))
-    form, found = next((form, found) for form, found in matches if found)
-    why = found["why"] or "it gives no reason"
-    return form.text.format(who=found["who"], why=why), form.remedy

@@ -29,7 +29,7 @@ from rljob_core.plan import active_time, conditions, job_status, lifecycle, run_
 from rljob_core.plan.apply_scaling import is_autoscaled, scale_job, scaling_events
 from rljob_core.plan.avoided_nodes import avoidance_events, find_avoided
 from rljob_core.plan.built_children import Build, build_checked
-from rljob_core.plan.causes import find_blocking_pods, find_causes
+from rljob_core.plan.causes import find_causes
 from rljob_core.plan.failures import Failures, count_failures, is_stored, reset_event, why_reset
 from rljob_core.plan.gang import evaluate_gang
 from rljob_core.plan.lost_nodes import find_due_causes, find_forced_deletions, find_lost_pods
@@ -338,9 +338,8 @@ def _plan_active(context: _Context) -> JobPlan:
         return key not in frozen and not (blocked and (key.kind in POD_KINDS or key in blocked))
 
     applied = {key: child for key, child in desired.items() if can_apply(key)}
-    blocking, lost = find_blocking_pods(observed), find_lost_pods(observed)
-    avoided = find_avoided(observed)
-    causes = find_due_causes(lost, now) + find_causes(observed) + [cause for since, cause in blocking if since <= now]
+    lost, avoided = find_lost_pods(observed), find_avoided(observed)
+    causes = find_due_causes(lost, now) + find_causes(observed)
     status = job_status.observe_status(observed, context.restarts, context.failures, now, applied).model_copy(
         update={
             "start_time": job.status.start_time or now,
@@ -358,7 +357,7 @@ def _plan_active(context: _Context) -> JobPlan:
     status = job_status.set_conditions(job, status, true, false_reasons, now, unknown)
     moments = (active_time.deadline_of(job, status), gang.next_deadline(job), progress)
     deadlines = [moment for moment in moments if moment]
-    deadlines += [since for since, _ in blocking if since > now] + [each.since for each in lost if each.since > now]
+    deadlines += [each.since for each in lost if each.since > now]
     waits = [BLOCKED_RETRY_SECONDS if blocked else PROGRESS_POLL_SECONDS]
     waits += [0.0] if avoided != job.status.avoided_nodes or (reset and not is_reset) else []
     waits += [(moment - now).total_seconds() for moment in deadlines]

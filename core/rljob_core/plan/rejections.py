@@ -4,12 +4,12 @@
 policies, of webhooks, and of a cluster whose version differs. Invariant: a message about a workload begins with a path
 in the manifest.
 
-The API server writes paths in three ways: `spec.containers[0].image`, `.spec.containers[name="a"].image` and
-`spec.containers[0].resources.limits[nvidia.com/gpu]`. Invariant: each part but the last exists in the manifest, so a
-path that cannot be resolved gives the location of what holds it.
+The API server writes paths such as `spec.containers[0].image` and `spec.containers[0].resources.limits[cpu]`.
+Invariant: each part but the last exists in the manifest, so a path that cannot be resolved gives the location of what
+holds it. What an apply itself refuses, since this cluster does not know the field or its type, keeps the message with
+its path.
 """
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -29,8 +29,7 @@ from rljob_core.plan.causes import Cause, describe_rejection
 from rljob_core.plan.validate import find_role_paths
 from rljob_core.pod_checks.origin import RolePath, find_origin
 
-_PART = re.compile(r'\[(?P<selector>(?:"(?:[^"\\]|\\.)*"|[^\]"])*)\]|\.?(?P<name>[^.\[\]]+)')
-_KEYS = re.compile(r'(?P<key>\w+)=(?P<value>"(?:[^"\\]|\\.)*"|[^,]+)')
+_PART = re.compile(r"\[([^\]]*)\]|\.?([^.\[\]]+)")
 _TEMPLATE_METADATA = re.compile(r"^spec\.template\.(labels|annotations)\b")
 """The API server leaves out `metadata` here."""
 
@@ -41,7 +40,8 @@ def find_location(manifest: Manifest, path: str) -> Location:
     location: list[str | int] = []
     value: Any = manifest
     for match in _PART.finditer(path):
-        part = match["name"] if match["name"] is not None else _select(value, match["selector"])
+        part = match[1] or match[2] or ""
+        part = int(part) if isinstance(value, list) and part.isdecimal() else part
         if isinstance(value, list) and isinstance(part, int) and part < len(value):
             value = value[part]
         elif isinstance(value, dict) and isinstance(part, str):
@@ -50,29 +50,6 @@ def find_location(manifest: Manifest, path: str) -> Location:
             break
         location.append(part)
     return tuple(location)
-
-
-def _select(value: Any, selector: str) -> str | int | None:
-    """The key, or the index of the item that the selector names; None if there is none."""
-    if not isinstance(value, list):
-        return selector
-    if selector.isdigit():
-        return int(selector)
-    wanted = {match["key"]: _read(match["value"]) for match in _KEYS.finditer(selector)}
-    # A key with a default may be missing in the manifest.
-    fits = (index for index, item in enumerate(value) if isinstance(item, dict) and _has(item, wanted))
-    return next(fits, None) if wanted else None
-
-
-def _has(item: dict[str, Any], wanted: dict[str, Any]) -> bool:
-    return all(item.get(key, value) == value for key, value in wanted.items())
-
-
-def _read(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
 
 
 _TEMPLATE = ("spec", "template")

@@ -32,8 +32,6 @@ class Architecture:
     """Where vLLM can add LoRA adapters. Its layers for experts with adapters need a GPU."""
     on_cpus: CpuType = "any"
     """Data types in which vLLM computes it on CPUs; known for tested architectures."""
-    ties_head: bool = False
-    """Whether the head is the embeddings where config.json does not say it."""
     is_tested: bool = False
     """Whether a tiny model of it is held against transformers and vLLM (`make test-models`)."""
     tested_with: tuple[str, ...] = ()

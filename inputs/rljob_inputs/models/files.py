@@ -6,7 +6,7 @@ Invariant: nothing is read until it is needed; sizes come from the folder, or fr
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,8 +33,6 @@ class ModelFiles:
     """Returns the local path of a small file."""
     folder: Path | None
     """None: the weights are on the Hub or in object storage."""
-    list_tensors: Callable[[str], Iterable[str]] = lambda name: ()
-    """Returns the names of the tensors of a safetensors file that is not here; nothing if they are unknown."""
 
     def read_json(self, name: str) -> dict[str, Any]:
         """Return a JSON object; empty if the file is missing. Raise UserError if it is something else."""
@@ -58,7 +56,7 @@ def open_model(location: str, revision: str | None, access: HubAccess | None = N
     if location.startswith("hf://"):
         repository = find_repository(location, "model", revision, access or HubAccess())
         place = location + " (in the cache: the Hub does not answer)" * repository.is_cached
-        return ModelFiles(place, repository.files, repository.download, None, repository.list_tensors)
+        return ModelFiles(place, repository.files, repository.download, None)
     if is_object(location):
         copy = _open_copy(location, access)
         sizes = {name: found.size for name, found in copy.listing.objects.items()}

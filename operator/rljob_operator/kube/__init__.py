@@ -18,7 +18,6 @@ only if that value of the chart is set; a job that needs one waits with reason F
 | "" | pods | delete (features.forceDeletion) |
 | "" | pods/status | patch (features.forceDeletion) |
 | "" | events | get list watch create patch |
-| "" | limitranges | list |
 | "" | persistentvolumeclaims | get |
 | apps | statefulsets deployments | get list watch create patch delete |
 | batch | jobs | get list watch create patch delete |

@@ -54,7 +54,6 @@ from rljob_operator.kube.manifests import read_job, read_model, read_policy
 from rljob_operator.kube.preflight import CREATE_ONLY, Preflight
 from rljob_operator.kube.progress import ProgressReports
 from rljob_operator.kube.refusals import is_conflict, translate
-from rljob_operator.kube.skew import NO_SKEW, Skew
 
 _FORCED = {"fieldManager": MANAGED_BY, "force": "true"}
 _FOREGROUND_KINDS = ("Job", "StatefulSet", "Deployment")
@@ -78,9 +77,8 @@ class KubernetesBackend:
         now: Callable[[], datetime] = utc_now,
         clock: Callable[[], float] = time.monotonic,
         on_read: Callable[[Key, Owner | None], None] = lambda key, owner: None,
-        skew: Skew = NO_SKEW,
     ) -> None:
-        self.api, self.cache, self.driver, self.skew = api, cache, driver, skew
+        self.api, self.cache, self.driver = api, cache, driver
         self._may_write, self._now, self._on_read = may_write, now, on_read
         self._progress = ProgressReports(clock)
         self._foreign: set[tuple[str, str, str]] = set()
@@ -92,7 +90,7 @@ class KubernetesBackend:
         if manifest and resource is REWARD_MODEL and manifest["metadata"].get("deletionTimestamp"):
             manifest = None
         try:
-            owner = read(manifest, self.skew) if manifest else None
+            owner = read(manifest) if manifest else None
         except InvalidOwnerError as error:
             self._on_read(key, error.owner)
             raise
@@ -103,7 +101,7 @@ class KubernetesBackend:
         observed = self._observe_owned(ObjectKey(owner.kind, owner.metadata.namespace, owner.metadata.name))
         if "spec" not in owner.model_fields_set:
             return observed  # nothing else is known of an unreadable object
-        policy, problem = read_policy(self.cache.get(POLICY.kind, owner.metadata.namespace, POLICY_NAME), self.skew)
+        policy, problem = read_policy(self.cache.get(POLICY.kind, owner.metadata.namespace, POLICY_NAME))
         observed = replace(observed, policy=policy, policy_problem=problem)
         if not isinstance(owner, RLJob):
             return replace(observed, demands=await self._observe_demands(owner))
@@ -140,7 +138,7 @@ class KubernetesBackend:
             manifest = self.cache.get(REWARD_MODEL.kind, job.metadata.namespace, name)
             with contextlib.suppress(InvalidOwnerError):  # its own status reports the problems
                 if manifest is not None:
-                    models[name] = read_model(manifest, self.skew)
+                    models[name] = read_model(manifest)
         return models
 
     def _find_start_job(self, job: RLJob) -> StartJob | None:
@@ -159,7 +157,7 @@ class KubernetesBackend:
             if manifest is None:
                 continue
             try:
-                job = read_job(manifest, self.skew)
+                job = read_job(manifest)
             except InvalidOwnerError:
                 continue  # it has no Pods
             observed = self._observe_owned(key)
@@ -301,7 +299,7 @@ class KubernetesBackend:
             "apiVersion": API_VERSION,
             "kind": resource.kind,
             "metadata": {"name": name, "namespace": namespace} | ({"resourceVersion": version} if version else {}),
-            "status": self.skew.cut(resource.kind, status.to_manifest()),
+            "status": status.to_manifest(),
         }
         if answer := await self._request(
             "PATCH", resource, namespace, name, "status", query=_FORCED, body=body, content_type=SSA

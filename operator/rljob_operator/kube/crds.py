@@ -1,17 +1,17 @@
 """Whether the operator may start with the installed CRDs.
 
-The API server silently drops a field that its CRD lacks: settings would be ignored, and a status rewritten in each
-reconcile. A field that only the CRD has may hold a setting that the operator would ignore. So CRDs and operator must
-have the same fields, or be at most one minor version apart: then `skew` says what is left out and refused.
+The API server refuses or drops a field that its CRD lacks, so the CRDs must have all fields of the operator. They may
+have others, if they are at most one minor version apart: an object that sets one is left alone (`manifests`).
 """
 
 import logging
-from dataclasses import dataclass
+import re
 from typing import Any
 
 from rljob_api import __version__
 from rljob_api.errors import TransientError
 from rljob_api.generate.crd import Kind, build_object_schema
+from rljob_api.manifest.base import PRESERVE
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.policy import RLJobPolicy
 from rljob_api.manifest.services.reward import RewardModel
@@ -19,7 +19,6 @@ from rljob_api.phrases import list_some
 from rljob_api.wire.contract import ANNOTATION_CRD_VERSION
 from rljob_core.kube.client import ApiError, KubeApi
 from rljob_core.kube.resources import POLICY, REWARD_MODEL, RLJOB, Resource
-from rljob_operator.kube.skew import NO_SKEW, KindSkew, Schema, Skew, count_minors, find_missing_fields
 
 log = logging.getLogger(__name__)
 
@@ -28,22 +27,13 @@ UPGRADE_OPERATOR = "upgrade the operator: helm upgrade"
 MAX_LISTED_FIELDS = 5
 MAX_MINORS = 1
 """How many minor versions CRDs and operator may be apart."""
+_MINOR = re.compile(r"^(\d+)\.(\d+)\.\d+")
+Schema = dict[str, Any]
 _MODELS: dict[Resource, Kind] = {RLJOB: RLJob, REWARD_MODEL: RewardModel, POLICY: RLJobPolicy}
 
 
-@dataclass(frozen=True)
-class CrdCheck:
-    """The answer to both questions about the installed CRDs."""
-
-    problem: str = ""
-    """Why the operator must not start; empty: it may, or may not read them."""
-    skew: Skew = NO_SKEW
-    """What differs, if it may."""
-
-
-async def check_crds(api: KubeApi) -> CrdCheck:
-    """Compare the installed CRDs with the operator's types, and log what is tolerated."""
-    kinds = dict[str, KindSkew]()
+async def check_crds(api: KubeApi) -> str:
+    """Return why the operator must not start; empty: it may, or may not read the CRDs. Logs what is tolerated."""
     for resource in _MODELS:
         name = f"{resource.plural}.{resource.group}"
         try:
@@ -51,35 +41,65 @@ async def check_crds(api: KubeApi) -> CrdCheck:
         except ApiError as error:
             if error.code == 403:
                 log.warning("no permission to read CustomResourceDefinitions: their version is not checked")
-                return CrdCheck()
-            return CrdCheck(f"CRD {name}: {error.message}; {UPGRADE_CRDS}")
+                return ""
+            return f"CRD {name}: {error.message}; {UPGRADE_CRDS}"
         except TransientError as error:
-            return CrdCheck(str(error))
-        problem, skew = compare_crd(resource, crd)
-        if problem and skew is None:
-            return CrdCheck(problem)
-        if skew is not None:
-            log.warning("%s. Until then, an object that sets a field that only the CRD has is refused", problem)
-            kinds[resource.kind] = skew
-    return CrdCheck(skew=Skew(kinds))
+            return str(error)
+        problem, may_start = compare_crd(resource, crd)
+        if not may_start:
+            return problem
+        if problem:
+            log.warning("%s. Until then, an object that sets a field that only the CRD has is left alone", problem)
+    return ""
 
 
-def compare_crd(resource: Resource, crd: dict[str, Any]) -> tuple[str, KindSkew | None]:
-    """Return how a CRD differs from the operator's types, empty if it does not, and the difference if the operator may
-    run with it."""
+def compare_crd(resource: Resource, crd: dict[str, Any]) -> tuple[str, bool]:
+    """Return how a CRD differs from the operator's types, empty if it does not, and whether the operator may run with
+    it."""
     name = f"CRD {resource.plural}.{resource.group}"
     served = (v for v in crd["spec"]["versions"] if v["name"] == resource.version and v["served"])
     installed: Schema = next((version["schema"]["openAPIV3Schema"] for version in served), {})
     if not installed:
-        return f"{name} does not serve {resource.version}; {UPGRADE_CRDS}", None
+        return f"{name} does not serve {resource.version}; {UPGRADE_CRDS}", False
     expected = build_object_schema(_MODELS[resource])
     missing, unknown = find_missing_fields(expected, installed), find_missing_fields(installed, expected)
     if not missing and not unknown:
-        return "", None
+        return "", True
     version = (crd["metadata"].get("annotations") or {}).get(ANNOTATION_CRD_VERSION, "")
     minors = count_minors(version)
-    skew = KindSkew(expected, installed, version) if minors is not None and abs(minors) <= MAX_MINORS else None
-    return f"{name} {_describe_difference(missing, unknown, version)}", skew
+    may_start = not missing and minors is not None and abs(minors) <= MAX_MINORS
+    return f"{name} {_describe_difference(missing, unknown, version)}", may_start
+
+
+def count_minors(version: str, own: str = __version__) -> int | None:
+    """Return by how many minor versions `version` is newer; None for another major version, or an unknown one."""
+    found, mine = _MINOR.match(version), _MINOR.match(own)
+    if found is None or mine is None or found[1] != mine[1]:
+        return None
+    return int(found[2]) - int(mine[2])
+
+
+def find_missing_fields(expected: Schema, found: Schema) -> list[str]:
+    """Return the paths of the fields of spec and status that `found` would drop, without those below a missing one."""
+    return [
+        each
+        for part in ("spec", "status")
+        for each in _missing(expected["properties"].get(part, {}), found.get("properties", {}).get(part, {}), part)
+    ]
+
+
+def _missing(expected: Schema, found: Schema, path: str) -> list[str]:
+    if found.get(PRESERVE):
+        return []
+    missing, properties = list[str](), found.get("properties", {})
+    for name, node in expected.get("properties", {}).items():
+        inner = f"{path}.{name}"
+        missing += _missing(node, properties[name], inner) if name in properties else [inner]
+    for part, suffix in (("items", "[]"), ("additionalProperties", ".*")):
+        if isinstance(expected.get(part), dict):
+            values = found.get(part)
+            missing += _missing(expected[part], values if isinstance(values, dict) else {}, f"{path}{suffix}")
+    return missing
 
 
 def _describe_difference(missing: list[str], unknown: list[str], version: str) -> str:

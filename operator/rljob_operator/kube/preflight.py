@@ -6,9 +6,9 @@ only. A used-up quota is left out: it frees up while the job waits. A Secret or 
 by the kubelet, when the Pods have their nodes, and a claim by the scheduler, when other Pods have theirs; so their
 metadata is read before the dry runs.
 
-The API server does not name the LimitRange that an answer is about. It writes a range's defaults into the Pod before it
-validates requests against limits, so that a request above a default limit is an invalid field that is not in the job.
-The message about a bound has its kind and value.
+The API server writes a LimitRange's defaults into the Pod before it validates requests against limits, so that a
+request above a default limit is an invalid field that is not in the job. One above a limit of the job is refused with
+the workload.
 
 Left out of the Secrets and ConfigMaps that are read: optional references; pull Secrets, without which the kubelet tries
 to pull; by their names, what the operator itself creates for the owner and for RewardModels; and all Secrets of a Pod
@@ -20,13 +20,12 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
 from rljob_api import foreign_texts
-from rljob_api.errors import TransientError, UserError
-from rljob_api.quantity import parse_quantity
+from rljob_api.errors import UserError
 from rljob_api.wire.contract import MANAGED_BY
 from rljob_core.backend import (
     FieldProblem,
@@ -39,7 +38,7 @@ from rljob_core.backend import (
 from rljob_core.children import reward_refs
 from rljob_core.children.common import digest
 from rljob_core.kube.client import METADATA_ONLY, SSA, ApiError
-from rljob_core.kube.resources import BY_KIND, CLAIM, LIMIT_RANGE, POD, Resource
+from rljob_core.kube.resources import BY_KIND, CLAIM, POD, Resource
 from rljob_operator.kube import refusals
 
 _SECRET = "Secret"
@@ -81,72 +80,6 @@ def _read(holder: Any, *fields: str) -> Iterator[Reference]:
         if isinstance(source, dict) and not source.get("optional"):
             name = source.get("secretName") or source.get("claimName") or source.get("name")
             yield Reference(kind, name if isinstance(name, str) else "")
-
-
-_FIELDS = {"maximum": ("max",), "minimum": ("min",)}
-
-
-def is_about_limits(error: ApiError, spec: Manifest) -> bool:
-    """Whether a LimitRange may be the reason. `spec` is that of the Pod as it was sent."""
-    return bool(
-        foreign_texts.BOUND.search(error.message)
-        or foreign_texts.RATIO.search(error.message)
-        or any(_find_defaults(error, spec))
-    )
-
-
-def describe(error: ApiError, spec: Manifest, ranges: Iterable[Manifest]) -> str:
-    """Return what the namespace's LimitRanges forbid. If none has the value, as when they cannot be read, no name."""
-    ranges = list(ranges)
-    defaults = [_describe_default(ranges, *default) for default in _find_defaults(error, spec)]
-    if defaults:
-        return "; ".join(dict.fromkeys(defaults))
-    matches = [(match, _FIELDS[match["bound"]]) for match in foreign_texts.BOUND.finditer(error.message)]
-    matches += [(match, ("maxLimitRequestRatio",)) for match in foreign_texts.RATIO.finditer(error.message)]
-    found = [_find_names(ranges, match["type"], fields, match["resource"], match["value"]) for match, fields in matches]
-    _, _, reason = error.message.rpartition("is forbidden: ")  # before it: a generated name
-    return f"{_join(name for names in found for name in names)}: {reason}"
-
-
-def _find_defaults(error: ApiError, spec: Manifest) -> Iterator[tuple[Manifest, str, str]]:
-    """Yield container, resource and limit of each request above a limit that the Pod did not have. The index in the
-    answer counts containers that webhooks have added, so a container is found by its request."""
-    for cause in error.causes:
-        place = foreign_texts.REQUESTS.match(str(cause.get("field", "")))
-        match = foreign_texts.ABOVE_DEFAULT.search(str(cause.get("message", "")))
-        if place is None or match is None:
-            continue
-        for container in spec.get(place["kind"]) or []:
-            resource, resources = match["resource"], container.get("resources") or {}
-            request = parse_quantity((resources.get("requests") or {}).get(resource, ""))
-            is_limited = resource in (resources.get("limits") or {})
-            if request is not None and request == parse_quantity(match["request"]) and not is_limited:
-                yield container, resource, match["limit"]
-
-
-def _describe_default(ranges: list[Manifest], container: Manifest, resource: str, limit: str) -> str:
-    request = container["resources"]["requests"][resource]
-    names = _join(_find_names(ranges, "Container", ("default", "max"), resource, limit))
-    return (
-        f"{names} limits {resource} of containers without a limit to {limit}, below the request of {request} "
-        f"of container {container['name']}"
-    )
-
-
-def _find_names(ranges: list[Manifest], kind: str, fields: tuple[str, ...], resource: str, value: str) -> list[str]:
-    wanted = parse_quantity(value)
-    return [
-        each["metadata"]["name"]
-        for each in ranges
-        for item in each["spec"].get("limits") or []
-        if item["type"] == kind
-        and any(parse_quantity((item.get(field) or {}).get(resource, "")) == wanted for field in fields)
-    ]
-
-
-def _join(names: Iterable[str]) -> str:
-    known = " and ".join(dict.fromkeys(names))
-    return f"LimitRange {known}" if known else "a LimitRange"
 
 
 Call = Callable[..., Awaitable[Manifest]]
@@ -253,18 +186,9 @@ class Preflight:
                 return
             if refusals.is_missing_right(error) or refusals.is_dry_run_unsupported(error):
                 return
-            if is_about_limits(error, template["spec"]):
-                ranges = await self._list_limit_ranges(metadata["namespace"])
-                raise PodRejectedError(describe(error, template["spec"], ranges), "LimitRange") from error
+            if foreign_texts.LIMIT_RANGE.search(error.message):
+                raise PodRejectedError(error.message, "LimitRange") from error
             raise _translate_pod_refusal(error, workload) from error
-
-    async def _list_limit_ranges(self, namespace: str) -> list[Manifest]:
-        """Return none if they cannot be read: the message is then without their name."""
-        try:
-            found: list[Manifest] = (await self._call("GET", LIMIT_RANGE, namespace))["items"]
-        except (ApiError, TransientError):
-            return []
-        return found
 
 
 def _translate_pod_refusal(error: ApiError, workload: Manifest) -> Exception:

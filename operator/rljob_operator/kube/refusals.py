@@ -102,14 +102,7 @@ def is_dry_run_unsupported(error: ApiError) -> bool:
 
 def find_field_problems(error: ApiError) -> Iterator[FieldProblem]:
     """Yield the fields that the answer names, each once, in the API server's own path syntax."""
-    found = [(str(cause["field"]), str(cause.get("message", ""))) for cause in error.causes if cause.get("field")]
-    if not found and (typed := foreign_texts.TYPED_PATCH.match(error.message)):
-        found = [(match["path"], match["problem"]) for match in foreign_texts.FIELD_PATH.finditer(typed["problem"])]
-    if not found and foreign_texts.STRICT_DECODING.search(error.message):
-        found = [
-            (match["path"], "field not declared in schema")
-            for match in foreign_texts.UNKNOWN_FIELD.finditer(error.message)
-        ]
+    found = ((str(cause["field"]), str(cause.get("message", ""))) for cause in error.causes if cause.get("field"))
     yield from dict.fromkeys(FieldProblem(path, problem) for path, problem in found)
 
 

@@ -10,13 +10,10 @@ import hashlib
 import json
 import logging
 import os
-import re
 import shutil
 import subprocess
 import sys
 import sysconfig
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -29,17 +26,14 @@ logger = logging.getLogger(__name__)
 
 _COMPLETE = "rljob-complete"
 _WORKER_FOLDER = "rljob-worker"
-_DEFAULT_INDEX = "https://pypi.org/simple"
-_INDEX_TIMEOUT_SECONDS = 10.0
 _NUM_LINES_SHOWN = 12
-_PIP_INSTALL = ("pip", "install", "--quiet", "--disable-pip-version-check", "--no-input")
 _INSTALLER_VARIABLES = (
     ("PIP_INDEX_URL", ("UV_DEFAULT_INDEX", "UV_INDEX_URL")),
     ("PIP_EXTRA_INDEX_URL", ("UV_INDEX", "UV_EXTRA_INDEX_URL")),
     ("PIP_FIND_LINKS", ("UV_FIND_LINKS",)),
     ("PIP_CERT", ("SSL_CERT_FILE",)),
 )
-"""pip's variable, and uv's for the same setting (newest first). Neither installer reads the other's."""
+"""pip's variable, which uv does not read, and uv's for the same setting (newest first)."""
 _FILE_VARIABLES = ("UV_CONSTRAINT", "UV_EXCLUDE", "UV_OVERRIDE")
 """uv's variables that name files; their contents are part of the environment's digest."""
 
@@ -67,7 +61,7 @@ def ensure_environment(lines: Sequence[str], python_version: str | None = None) 
                 _find_mistakes(lines, version)
                 raise UserError(NOT_INSTALLED)
             what = f"{MARK_INSTALLS} the function's requirements{f' for Python {version}' if version else ''}"
-            logger.info("%s %s: %s", "uv" if find_uv() else "pip", what, ", ".join(lines) or "none")
+            logger.info("uv %s: %s", what, ", ".join(lines) or "none")
             shutil.rmtree(folder, ignore_errors=True)
             _create(folder, python, lines, version)
             (folder / _COMPLETE).touch()
@@ -85,7 +79,7 @@ def _digest(lines: Sequence[str], version: str | None = None) -> str:
 
 
 def find_uv() -> str | None:
-    """Return uv: of this program's own environment, else of the package `uv`, else on PATH. None: use pip."""
+    """Return uv: of this program's own environment, else of the package `uv`, else on PATH."""
     own = Path(sys.executable).parent / "uv"
     if os.access(own, os.X_OK):
         return str(own)
@@ -102,43 +96,40 @@ def _find_mistakes(lines: Sequence[str], version: str | None) -> None:
     if uv := find_uv():
         python = ["--python-version", version] if version else ["--python", sys.executable]
         command = [uv, "pip", "compile", "--quiet", "--no-header", "--no-deps", "--no-build", *python, "-"]
-        environment = _build_environment(uses_uv=True) | {"UV_HTTP_RETRIES": "0"}
+        environment = _build_environment() | {"UV_HTTP_RETRIES": "0"}
         done = _call(command, environment, "\n".join(lines))
         if done.returncode != 0 and foreign_texts.WRONG_REQUIREMENT.search(done.stdout):
             raise _explain(done.stdout, lines)
 
 
 def _create(folder: Path, python: Path, lines: Sequence[str], version: str | None) -> None:
-    uv = find_uv()
-    install = [uv, "pip", "install", "--quiet", "--python", str(python)] if uv else [str(python), "-m", *_PIP_INSTALL]
-    environment = _build_environment(uses_uv=uv is not None)
+    if (uv := find_uv()) is None:
+        raise UserError(
+            "function.requirements and python need uv, which is not here; install it, or add it to the image"
+        )
+    environment = _build_environment()
     if version:
         _create_with(version, folder, uv, environment)
     else:
-        create = [uv, "venv", "--quiet", "--python", sys.executable] if uv else [sys.executable, "-m", "venv"]
-        _run([*create, str(folder)], environment, lines)
+        _run([uv, "venv", "--quiet", "--python", sys.executable, str(folder)], environment, lines)
     if lines:
         requirements = folder / "requirements.txt"
         requirements.write_text("".join(f"{line}\n" for line in lines))
-        _run([*install, "--requirement", str(requirements)], environment, lines)
+        install = [uv, "pip", "install", "--quiet", "--python", str(python), "--requirement", str(requirements)]
+        _run(install, environment, lines)
     _link_worker(folder)
 
 
-def _create_with(version: str, folder: Path, uv: str | None, environment: dict[str, str]) -> None:
+def _create_with(version: str, folder: Path, uv: str, environment: dict[str, str]) -> None:
     """Create an empty environment with another Python than the server's. uv installs it unless UV_PYTHON_DOWNLOADS is
     never."""
-    create = [uv, "venv", "--quiet", "--python", version] if uv else [f"python{version}", "-m", "venv"]
-    downloads = os.environ.get("UV_PYTHON_DOWNLOADS", "automatic")
-    output = f"{create[0]} is not on PATH"
-    if uv or shutil.which(create[0]):
-        done = _call([*create, str(folder)], environment | {"UV_PYTHON_DOWNLOADS": downloads})
-        if done.returncode == 0:
-            return
-        output = done.stdout.strip()
-    raise UserError(
-        f"python: there is no Python {version} here: {output}\ninstall it (`uv python install {version}`); on a "
-        "cluster set `image`, or defaults.pythonImages of the chart, to an image that has it"
-    )
+    downloads = {"UV_PYTHON_DOWNLOADS": os.environ.get("UV_PYTHON_DOWNLOADS", "automatic")}
+    done = _call([uv, "venv", "--quiet", "--python", version, str(folder)], environment | downloads)
+    if done.returncode != 0:
+        raise UserError(
+            f"python: there is no Python {version} here: {done.stdout.strip()}\ninstall it (`uv python install "
+            f"{version}`); on a cluster set `image`, or defaults.pythonImages of the chart, to an image that has it"
+        )
 
 
 def _link_worker(folder: Path) -> None:
@@ -167,66 +158,26 @@ def _call(command: list[str], environment: dict[str, str], given: str = "") -> s
 def _run(command: list[str], environment: dict[str, str], lines: Sequence[str]) -> None:
     done = _call(command, environment)
     if done.returncode != 0:
-        index = None
-        if foreign_texts.UNKNOWN_PACKAGE.search(done.stdout):
-            index = _find_unreachable_index(command[0], environment)
-        raise _explain(done.stdout, lines, index)
+        raise _explain(done.stdout, lines)
 
 
-def _find_unreachable_index(python: str, environment: dict[str, str]) -> str | None:
-    """Return the URL of an index of pip that does not answer; None if all do, or pip uses none.
-
-    Asked directly, since pip reports only retries: it calls a package of an unreachable index not found.
-    """
-    if any(environment.get(name) for name in ("PIP_NO_INDEX", "UV_NO_INDEX", "UV_OFFLINE")):
-        return None
-    indexes = environment.get("PIP_INDEX_URL", "") or _read_pip_setting(python, "index-url") or _DEFAULT_INDEX
-    for url in f"{indexes} {environment.get('PIP_EXTRA_INDEX_URL', '')}".split():
-        try:
-            with urllib.request.urlopen(url, timeout=_INDEX_TIMEOUT_SECONDS):
-                pass
-        except urllib.error.HTTPError as error:
-            if error.code >= 500:
-                return url
-        except (OSError, ValueError):  # ValueError: not a URL
-            return url
-    return None
-
-
-def _read_pip_setting(python: str, name: str) -> str:
-    for section in ("install", "global"):
-        command = [python, "-m", "pip", "config", "get", f"{section}.{name}"]
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
-        if done.returncode == 0:
-            return done.stdout.strip()
-    return ""
-
-
-def _build_environment(*, uses_uv: bool) -> dict[str, str]:
-    """Return the installer's environment, without the token: building a package runs its code."""
+def _build_environment() -> dict[str, str]:
+    """Return uv's environment, without the token: building a package runs its code."""
     environment = {"UV_PYTHON_DOWNLOADS": "never"} | dict(os.environ)
     environment.pop(ENV_TOKEN, None)
     for pip_name, uv_names in _INSTALLER_VARIABLES:
-        uv_value = next((environment[name] for name in uv_names if name in environment), None)
-        if uses_uv and uv_value is None and pip_name in environment:
+        if pip_name in environment and not any(name in environment for name in uv_names):
             environment[uv_names[0]] = environment[pip_name]
-        elif not uses_uv and uv_value:
-            environment.setdefault(pip_name, uv_value)
     return environment
 
 
-def _explain(output: str, lines: Sequence[str], unreachable_index: str | None = None) -> RLJobError:
+def _explain(output: str, lines: Sequence[str]) -> RLJobError:
     text = "\n".join(line.rstrip() for line in output.strip().splitlines()[-_NUM_LINES_SHOWN:])
     what = f"function.requirements ({', '.join(lines)}) cannot be installed:\n{text}\n"
-    if unreachable_index or foreign_texts.UNREACHABLE_INDEX.search(output):
-        index = f" {_hide_password(unreachable_index)}" if unreachable_index else ""
+    if foreign_texts.UNREACHABLE_INDEX.search(output):
         return TransientError(
-            f"{what}the package index{index} cannot be reached; set UV_INDEX_URL in the reward's env, or build an image"
+            f"{what}the package index cannot be reached; set UV_INDEX_URL in the reward's env, or build an image"
         )
     if foreign_texts.DISK_FULL.search(output):
         return TransientError(f"{what}the disk is full; give the Pod more ephemeral storage, or build an image")
     return UserError(f"{what}correct the lines, or build an image that has the packages (rewards[].image)")
-
-
-def _hide_password(url: str) -> str:
-    return re.sub(r"//[^/@]*@", "//", url)

@@ -28,7 +28,7 @@ RESYNC_SECONDS = 300.0
 NUM_RESYNCS = 2
 RELEASE = "situations"
 """The release of the chart. Its own tests install others."""
-Crds = Literal["same", "newer", "older"]
+Crds = Literal["same", "newer"]
 
 
 class Stage(NamedTuple):

@@ -172,8 +172,8 @@ SITUATIONS = [
         arrange=refusing(test_refusals.policy("", "pods", "Pod", "trainer")),
         condition=("Running", "False", "FailedCreate"),
         says=[
-            "trainer: ValidatingAdmissionPolicy ",
-            "rejects its Pods: not in this namespace; change that policy, or spec.trainer.template",
+            "trainer: the API server rejects its Pods: ValidatingAdmissionPolicy ",
+            "not in this namespace; create what is missing, or change the policy",
         ],
     ),
     _WAITS(
@@ -189,14 +189,17 @@ SITUATIONS = [
         {"trainer.resources": {"limits": {"memory": "2Gi"}}},
         refusing(test_refusals.limit(max={"memory": "1Gi"})),
         condition=("Running", "False", "LimitRange"),
-        says=["trainer: LimitRange small: ", "limit is 2Gi; set requests and limits in spec.trainer.resources"],
+        says=[
+            "trainer: the API server rejects its Pods: maximum memory usage per ",
+            "limit is 2Gi; set requests and limits in spec.trainer.resources",
+        ],
     ),
     _WAITS(
         "a LimitRange requires more CPU than a role requests",
         "lifecycle.md#what-the-api-server-refuses",
         arrange=refusing(test_refusals.limit(min={"cpu": "500m"})),
         condition=("Running", "False", "LimitRange"),
-        says=["head, trainer, rollout, reward-correct: LimitRange small: ", "minimum cpu usage per Container is 500m"],
+        says=["head, trainer, rollout, reward-correct: ", "minimum cpu usage per Container is 500m"],
     ),
     _WAITS(
         "a ResourceQuota is smaller than one Pod",
@@ -305,28 +308,5 @@ SITUATIONS = [
         acts=[start_pods],
         condition=RUNNING,
         crds="newer",
-    ),
-    Situation(
-        "the same, and the job sets a field that only the CRD has",
-        "install.md#upgrade-and-uninstall",
-        {"mood": "grim"},
-        condition=INVALID,
-        says=["spec.mood is a field of RLJob 0.3.0, which this operator, ", "upgrade the operator"],
-        check=has_no_workload,
-        crds="newer",
-    ),
-    Situation(
-        "the operator is one minor version newer than the CRDs",
-        "install.md#upgrade-and-uninstall",
-        acts=[start_pods],
-        condition=RUNNING,
-        crds="older",
-    ),
-    Situation(
-        "the same, and the job sets a field that the CRD lacks",
-        "install.md#upgrade-and-uninstall",
-        {"progressDeadlineSeconds": 900},
-        refused='unknown field "spec.progressDeadlineSeconds"',
-        crds="older",
     ),
 ]

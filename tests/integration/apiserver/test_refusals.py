@@ -176,27 +176,26 @@ REFUSED: dict[str, tuple[Make, Manifest, str, str]] = {
         policy("", "pods", "Pod", "trainer"),
         {},
         "FailedCreate",
-        "trainer: ValidatingAdmissionPolicy |"
-        f"rejects its Pods: not in this namespace; change that policy, or {TRAINER}",
+        "trainer: the API server rejects its Pods: ValidatingAdmissionPolicy |"
+        f"not in this namespace; create what is missing, or change the policy that it names, or {TRAINER}",
     ),
     "PodSecurity": (
         enforce_restricted,
         {"trainer.template": PRIVILEGED},
         "FailedCreate",
-        f"trainer: PodSecurity |change {TRAINER}",
+        f"violates PodSecurity |, or {TRAINER}",
     ),
     "LimitRange": (
         limit_memory,
         {"trainer.resources": MEMORY},
         "LimitRange",
-        "trainer: LimitRange small: |limit is 2Gi; set requests and limits in spec.trainer.resources",
+        "maximum memory usage per |limit is 2Gi; set requests and limits in spec.trainer.resources",
     ),
     "default of a LimitRange below our own": (
         limit(default={"memory": "600Mi"}, defaultRequest={"memory": "1Mi"}),
         {},
         "LimitRange",
-        "trainer: LimitRange small limits memory of containers without a limit to 600Mi, below the request of 1Gi of "
-        "container trainer; set requests and limits in spec.trainer.resources",
+        "must be less than or equal to memory limit of 600Mi|requests and limits in spec.{trainer,rollout}.resources",
     ),
     "quota below one Pod": (
         quota({"requests.memory": "1000Mi"}, "Pod"),
@@ -221,20 +220,19 @@ REFUSED: dict[str, tuple[Make, Manifest, str, str]] = {
         do_nothing,
         {"rollout.template": {"spec": {"serviceAccountName": "none"}}},
         "FailedCreate",
-        "rollout: its Pods need the service account none, which does not exist; create it, or correct",
+        'rollout: the API server rejects its Pods: |serviceaccount "none" not found; create what is missing',
     ),
     "priority class": (
         do_nothing,
         {"rewards.0.template": {"spec": {"priorityClassName": "none"}}},
         "FailedCreate",
-        "its Pods need the PriorityClass none, which does not exist; create it, or correct spec.priorityClassName or "
-        "spec.rewards[0].template",
+        "no PriorityClass with name none was found; create what is missing|or spec.rewards[0].template",
     ),
     "runtime class": (
         do_nothing,
         {"runtimeClassName": "zz"},
         "FailedCreate",
-        "Pods need the RuntimeClass zz, which does not exist; create it, or correct spec.runtimeClassName or",
+        'RuntimeClass "zz" not found; create what is missing',
     ),
     "count quota": (
         quota({"count/statefulsets.apps": "0"}, "StatefulSet"),
@@ -301,8 +299,8 @@ ROLES = {"head": "head", "trainer": "trainer", "rollout": "rollout", "reward": "
 @pytest.mark.parametrize(
     ("template", "field", "message"),
     [
-        ({"spec": {"nodeSelectr": {"a": "b"}}}, "spec.nodeSelectr", "field not declared in schema"),
-        ({"spec": {"containers": [{"name": "main", "imge": "x"}]}}, "spec.containers[0].imge", "not declared"),
+        ({"spec": {"nodeSelectr": {"a": "b"}}}, "", ".spec.nodeSelectr: field not declared in schema"),
+        ({"spec": {"containers": [{"name": "main", "imge": "x"}]}}, "", ".imge: field not declared in schema"),
         ({"spec": {"dnsPolicy": "Cluster"}}, "spec.dnsPolicy", "Unsupported value"),
         ({"metadata": {"annotations": {"a": "x" * 300_000}}}, "metadata.annotations", "Too long"),
     ],
@@ -316,7 +314,7 @@ async def test_refused_template_names_its_field_when_the_checks_do_not_know_it(
     template = json.loads(json.dumps(template).replace('"main"', f'"{role}"'))
     await harness.create(put_all(smallest(), {f"{ROLES[role]}.template": template}))
     failed = await harness.until_condition("Failed")
-    path = f"spec.{ROLES[role].replace('.0', '[0]')}.template.{field}: "
+    path = f"spec.{ROLES[role].replace('.0', '[0]')}.template{field and '.'}{field}: "
     assert failed["reason"] == "InvalidSpec"
     assert failed["message"].startswith(path), failed
     assert message in failed["message"]

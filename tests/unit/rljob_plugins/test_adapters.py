@@ -221,7 +221,7 @@ def test_openrlhf_fixture_runs_with_real_tensors() -> None:
         ),
         (
             "def compute_score(reward_inputs: list[dict[str, float]], length: int): return 1",
-            "; write a function of response, ground_truth and extra_info that makes these",
+            "; map its parameters, such as ",
         ),
         (
             "\ndef compute_score(solution_str, completions): return 1",

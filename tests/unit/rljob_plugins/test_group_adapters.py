@@ -248,7 +248,7 @@ class Check:
             "LengthPenalty.compute_score(text, ground_truth) does not match",
         ),
         ("def compute_score(solution_str): return 1", "group", {}, "takes one sample, but scope: group passes lists"),
-        ("def compute_score(x): return 1", "group", {}, "write\n    def adapted(texts, truths):"),
+        ("def compute_score(x): return 1", "group", {}, "function.columns: {x: completion}, or write"),
     ],
 )
 def test_source_that_does_not_fit_its_scope_is_refused_at_startup(

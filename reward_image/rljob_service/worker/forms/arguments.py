@@ -78,20 +78,10 @@ def _check(schema: Schema, value: Any, place: str) -> Any:
         raise _wrong(schema, value, place)
     if kind == "array" and "items" in schema:
         return [_check(schema["items"], each, f"{place}[{index}]") for index, each in enumerate(value)]
-    if kind == "object" and "properties" in schema:
-        return _check_fields(schema, value, place)
     if kind == "object" and "additionalProperties" in schema:
         inner: Schema = schema["additionalProperties"]
         return {key: _check(inner, each, f"{place}.{_shorten(key)}") for key, each in value.items()}
     return value
-
-
-def _check_fields(schema: Schema, value: Mapping[str, Any], place: str) -> dict[str, Any]:
-    missing = [key for key in schema["required"] if key not in value]
-    unknown = [key for key in value if key not in schema["properties"]]
-    if missing or unknown:
-        raise _wrong(schema, value, place)
-    return {key: _check(schema["properties"][key], each, f"{place}.{key}") for key, each in value.items()}
 
 
 def _check_any(schema: Schema, value: Any, place: str) -> Any:
@@ -190,8 +180,6 @@ def _describe_type(schema: Schema) -> str:
     if "enum" in schema:
         return f"one of {', '.join(json.dumps(choice, ensure_ascii=False) for choice in schema['enum'])}"
     noun = _NOUNS.get(schema.get("type", ""), "any value")
-    if "properties" in schema:
-        return f"{noun} {_show_type(schema)}"
     return f"an array of {_show_type(schema['items'])}" if "items" in schema else noun
 
 
@@ -200,11 +188,6 @@ def _show_type(schema: Schema) -> str:
         return " | ".join(map(_show_type, schema["anyOf"]))
     if "enum" in schema:
         return " | ".join(json.dumps(choice, ensure_ascii=False) for choice in schema["enum"])
-    if "properties" in schema:
-        marks = {key: "" if key in schema["required"] else "?" for key in schema["properties"]}
-        return (
-            f"{{{', '.join(f'{key}{marks[key]}: {_show_type(each)}' for key, each in schema['properties'].items())}}}"
-        )
     kind: str = schema.get("type", "any")
     return f"{kind}[{_show_type(schema['items'])}]" if "items" in schema else kind
 

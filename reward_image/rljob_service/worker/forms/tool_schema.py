@@ -9,15 +9,14 @@ import re
 import textwrap
 import typing
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-from rljob_api.functions.annotations import Schema, UnsupportedTypeError, schema_of
 from rljob_api.functions.descriptions import Function
 from rljob_api.functions.forms import FormError
 from rljob_api.functions.tool_forms import check_tool
 from rljob_service.worker.forms.inspection import read_parameters
 from rljob_service.worker.forms.json_values import NotJsonError, to_json
-from rljob_service.worker.forms.parameter_types import Classes, plain
+from rljob_service.worker.forms.parameter_types import SUPPORTED_TYPES, Schema, UnsupportedTypeError, schema_of
 
 _SECTIONS: Final = re.compile(
     r"^(Args|Arguments|Parameters|Returns?|Yields?|Raises|Examples?|Notes?|Warnings?|References|Attributes|Todo|"
@@ -28,18 +27,11 @@ _ARGUMENTS: Final = ("Args", "Arguments", "Parameters")
 _PARAMETER: Final = re.compile(r"^\*{0,2}(\w+)\s*(?:\([^()]*(?:\([^()]*\)[^()]*)*\))?\s*:\s*(.*)$")
 
 
-class Signature(NamedTuple):
-    parameters: Function
-    """With the types as text."""
-    types: Mapping[str, Any]
-    classes: Mapping[str, Schema]
-    """Schemas of the classes that the texts name."""
-
-
 def describe_tool(name: str, function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a ToolSchema. `given`: parameters that the policy does not see. Raise FormError."""
-    found, _, classes = read_signature(name, function)
-    check_tool(found, given, classes)
+    found = read_parameters(name, function)
+    check_tool(found)
+    hints = _resolve_types(found, function)
     description, texts = read_docstring(inspect.getdoc(function) or "")
     defaults = {p.name: p.default for p in inspect.signature(function).parameters.values() if p.default is not p.empty}
     properties: dict[str, dict[str, Any]] = {}
@@ -47,38 +39,40 @@ def describe_tool(name: str, function: Callable[..., Any], given: Mapping[str, A
         if each in given:
             continue
         text = {"description": texts[each]} if each in texts else {}
-        properties[each] = schema_of(found.annotations[each], classes) | text
+        properties[each] = _read_schema(found, each, hints) | text
         properties[each] |= _read_default(defaults, each)
     required = [each for each in properties if each in found.required]
     parameters = {"type": "object", "properties": properties, "required": required}
     return {"name": name, "description": description, "parameters": parameters}
 
 
-def read_signature(name: str, function: Callable[..., Any]) -> Signature:
-    """Return the parameters, with their resolved types. Raise FormError."""
-    found = read_parameters(name, function)
+def _resolve_types(found: Function, function: Callable[..., Any]) -> dict[str, Any]:
     inner = inspect.unwrap(getattr(function, "func", function))
     try:
-        hints = typing.get_type_hints(inner, include_extras=True)
+        return typing.get_type_hints(inner, include_extras=True)
     except Exception as error:  # a forward reference that does not exist, an expression that raises
         raise FormError(f"{found.show()}: its types cannot be resolved: {type(error).__name__}: {error}") from None
-    types, classes = {key: hint for key, hint in hints.items() if key in found.named}, Classes()
-    return Signature(
-        found._replace(annotations={key: _show(hint, classes) for key, hint in types.items()}), types, classes.schemas
-    )
 
 
-def _show(hint: Any, classes: Classes) -> str:
+def _read_schema(found: Function, name: str, hints: Mapping[str, Any]) -> Schema:
+    if name not in hints:
+        raise FormError(
+            f"{found.show()}: the parameter {name} has no type, which becomes its schema; write {name}: str, or one "
+            f"of {SUPPORTED_TYPES}"
+        )
     try:
-        return classes.show(hint)
-    except UnsupportedTypeError as error:  # check_tool reports the text, unless the policy does not see the parameter
-        return error.annotation
+        return schema_of(hints[name])
+    except UnsupportedTypeError as error:
+        raise FormError(
+            f"{found.show()}: the parameter {name} has the type {error}, which has no JSON schema; use "
+            f"{SUPPORTED_TYPES}"
+        ) from None
 
 
 def _read_default(defaults: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return the default, where JSON has it and it is not null: without an argument, the function uses its own."""
     try:
-        default = to_json(plain(defaults.get(name)), name)
+        default = to_json(defaults.get(name), name)
     except (NotJsonError, RecursionError):
         return {}
     return {} if default is None else {"default": default}

@@ -27,8 +27,7 @@ from rljob_service.worker.forms.binding import CallBinding
 from rljob_service.worker.forms.inspection import describe, name_of
 from rljob_service.worker.forms.json_values import to_text
 from rljob_service.worker.forms.outcome import BAD_REQUEST, CallOutcome, failed_call
-from rljob_service.worker.forms.parameter_types import build
-from rljob_service.worker.forms.tool_schema import describe_tool, read_signature
+from rljob_service.worker.forms.tool_schema import describe_tool
 from rljob_service.worker.load.entrypoints import BoundFunction, Found, Named, list_defined, list_own
 from rljob_service.worker.settings import CODE_MODULE, TOOLS, USER, FunctionSettings
 
@@ -50,8 +49,6 @@ class Tool(NamedTuple):
     constants: dict[str, Any]
     """Arguments that the policy does not see."""
     parameters: Function
-    types: Mapping[str, Any]
-    """Types of the parameters."""
 
 
 class Element(NamedTuple):
@@ -109,7 +106,6 @@ def bind_tools(
             return failed_call(BAD_REQUEST, _describe_unknown(name, list(by_name)))
         try:
             given = check_arguments(name, tool.schema["parameters"], request["arguments"])
-            given = {key: build(tool.types[key], each, key) for key, each in given.items()}
         except ArgumentError as error:
             return failed_call(BAD_REQUEST, str(error))
         return tool.function(**given, **tool.constants)
@@ -141,9 +137,9 @@ def _bind_element(
 
 def _bind_function(name: str, function: Callable[..., Any], kwargs: Mapping[str, Any]) -> Tool:
     try:
-        parameters, types, _ = read_signature(name, function)
+        parameters = inspection.read_parameters(name, function)
         constants = {key: value for key, value in kwargs.items() if parameters.accepts(key)}
-        return Tool(function, describe_tool(name, function, constants), constants, parameters, types)
+        return Tool(function, describe_tool(name, function, constants), constants, parameters)
     except FormError as error:
         raise ToolError(function, str(error)) from None
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rljob_api.wire.contract import ExitCode
+from rljob_service.pool.requirements import find_uv
 from tests.support.pythons import require_python
 from tests.support.reward_process import Server
 from tests.support.waiting import DEADLINE_SECONDS
@@ -69,7 +70,7 @@ def test_uninstallable_requirement_is_a_user_error(start_server: StartServer, tm
 @pytest.mark.slow
 def test_unreachable_index_is_an_infrastructure_error(start_server: StartServer, tmp_path: Path) -> None:
     index = {"UV_DEFAULT_INDEX": "http://127.0.0.1:9/simple", "UV_FIND_LINKS": "", "UV_HTTP_RETRIES": "0"}
-    environment = {"XDG_CACHE_HOME": str(tmp_path), "PIP_RETRIES": "0"} | index  # pip reports only retries
+    environment = {"XDG_CACHE_HOME": str(tmp_path)} | index
     server = start_server(SOURCE, environment=environment, wait=False, function={"requirements": ["rljob-nowhere"]})
     assert server.process.wait(120) == ExitCode.INFRASTRUCTURE, server.log.read_text()
     assert " cannot be reached; set UV_INDEX_URL" in server.log.read_text()
@@ -83,6 +84,7 @@ def test_function_runs_with_the_python_that_the_reward_names(start_server: Start
 
 
 def test_missing_python_is_a_user_error(start_server: StartServer, tmp_path: Path) -> None:
+    (tmp_path / "uv").symlink_to(str(find_uv()))
     environment = {"XDG_CACHE_HOME": str(tmp_path), "PATH": str(tmp_path), "UV_PYTHON_DOWNLOADS": "never"}
     other = "3.13" if sys.version_info[:2] != (3, 13) else "3.12"
     server = start_server(SOURCE, environment=environment, wait=False, python=other)

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import json
-import textwrap
-from typing import Any
 
 import pytest
 
@@ -70,41 +68,10 @@ def test_check_suggests_the_nearest_function_for_a_misspelled_entry_point() -> N
     assert problem.endswith("did you mean my_reward?")
 
 
-def test_check_writes_what_would_adapt_an_unknown_signature() -> None:
+def test_check_names_what_would_adapt_an_unknown_signature() -> None:
     (problem,) = check("\ndef compute_score(text, *, gold, **rest): ...")
     assert problem.startswith("reward.py:2: compute_score(text, gold, **rest) does not match a convention")
-    assert "function.columns: {text: completion, gold: ground_truth}" in problem
-    assert problem.endswith("return compute_score(text=response, gold=ground_truth)")
-    assert "set function.entrypoint: adapted and write" in problem
-
-
-@pytest.mark.parametrize(
-    "parameters",
-    ["reward_inputs: list[dict[str, Any]], max_length: int, penalty: float", "task: Task, episode: Episode"],
-)
-def test_objects_of_another_project_are_not_called_the_completion(parameters: str) -> None:
-    """EasyR1's and rLLM's: a column or a text in their place would fail in each call."""
-    (problem,) = check(f"from __future__ import annotations\ndef compute_score({parameters}): ...")
-    assert "completion" not in problem
-    assert problem.endswith(
-        "(docs/adapters.md has those of AReaL, EasyR1 and others); write a function of response, ground_truth and "
-        "extra_info that makes these, as it does"
-    )
-
-
-@pytest.mark.parametrize("name", ["compute_score", "grade"])
-def test_adapter_that_a_message_writes_calls_the_function(name: str) -> None:
-    """Pasted below a function of its own name, it would call itself until the stack is full."""
-    source = f"def {name}(text, gold, data_source, level): return [text, gold, data_source, level]"
-    (problem,) = check(source)
-    lines = problem.partition("write\n")[2]
-    namespace: dict[str, Any] = {}
-    exec(f"{source}\n{textwrap.dedent(lines)}", namespace)
-    entrypoint = "adapted" if name == "compute_score" else "compute_score"
-    assert ("set function.entrypoint: adapted and write" in problem) == (name == "compute_score")
-    row = {"prompt": "p", "response": "r", "ground_truth": "g", "extra_info": {"level": 3}, "data_source": "d"}
-    assert namespace[entrypoint](**row) == ["r", "g", "d", 3]
-    assert check(f"{source}\n{textwrap.dedent(lines)}", entrypoint=entrypoint) == []
+    assert "function.columns: {text: completion, gold: ground_truth}, or write a function of response" in problem
 
 
 @pytest.mark.parametrize(
@@ -112,10 +79,10 @@ def test_adapter_that_a_message_writes_calls_the_function(name: str) -> None:
     [
         (
             "def compute_score(data_source, solution_st, ground_truth): ...",
-            "rename solution_st to solution_str if comp",
+            "rename solution_st to solution_str if that",
         ),
-        ("def reward(prompts, compeltions, **kwargs): ...", "rename compeltions to completions if reward("),
-        ("def reward(prompt, respnse, ground_truth): ...", "rename respnse to response if reward("),
+        ("def reward(prompts, compeltions, **kwargs): ...", "rename compeltions to completions if that"),
+        ("def reward(prompt, respnse, ground_truth): ...", "rename respnse to response if that"),
     ],
 )
 def test_check_corrects_a_misspelt_parameter(source: str, remedy: str) -> None:
@@ -124,7 +91,7 @@ def test_check_corrects_a_misspelt_parameter(source: str, remedy: str) -> None:
 
 
 def test_check_leaves_other_words_and_plurals_to_the_adapter() -> None:
-    for source in ("def f(completed, ground_truth): ...", "def f(responses, ground_truths): ..."):
+    for source in ("def f(text, truth): ...", "def f(responses, ground_truths): ..."):
         (problem,) = check(source)
         assert "rename" not in problem
 
@@ -186,8 +153,7 @@ def test_check_rejects_a_function_of_one_sample_with_scope_group() -> None:
     for signature in ("auto", "verl"):
         (problem,) = check(source, "group", signature=signature)
         assert "takes one sample, but scope: group passes lists" in problem
-        columns = "function.columns: {texts: completion, truths: ground_truth}"
-        assert f"set function.entrypoint: adapted, {columns} and write\n    def adapted(texts, truths):" in problem
+        assert problem.endswith("or write a function of lists that calls it for each sample")
 
 
 def test_explicit_verl_signature_means_lists_with_scope_group() -> None:

@@ -101,14 +101,6 @@ def test_format_path_uses_kubernetes_notation() -> None:
     assert format_path(("spec", "rewards", 0, "name")) == "spec.rewards[0].name"
 
 
-def test_aliases_that_expand_to_a_huge_document_are_refused_before_they_are_expanded() -> None:
-    text = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n"
-    text += "".join(f"a{n + 1}: &a{n + 1} [{', '.join([f'*a{n}'] * 10)}]\n" for n in range(30))
-    documents, (problem,) = read_documents(text)
-    assert documents == []
-    assert "once its aliases (*name) are expanded; at most 200000 are allowed" in problem.message
-
-
 def test_aliases_and_merge_keys_are_expanded() -> None:
     (document,), problems = read_documents("a: &a {b: 1}\nc:\n  <<: *a\n  d: [*a, *a]\n")
     assert problems == []

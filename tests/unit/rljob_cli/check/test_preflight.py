@@ -122,15 +122,6 @@ def test_weights_without_a_positive_one_are_a_warning(folder, weight, is_found):
     assert [(f.path, f.is_warning) for f in found] == [("spec.rewards[0].weight", True)] * is_found
 
 
-@pytest.mark.parametrize(("export", "is_found"), [(True, True), (False, False), ("every", True), (None, False)])
-def test_both_names_of_the_export_policy_that_differ_are_a_warning(folder, export, is_found):
-    write_job(folder, checkpoint={"export": export, "exportPolicy": "never"})
-    found = run_checks(load(folder / "job.yaml"), folder / "runs" / "j", {}, MACHINE, "local").findings
-    assert [(f.path, f.is_warning, "exportPolicy is never" in f.message) for f in found] == [
-        ("spec.checkpoint.export", True, True)
-    ] * is_found
-
-
 def test_missing_data_file_is_reported_with_a_similar_name(folder):
     write_job(folder, data={"train": {"source": "trian.jsonl", "prompt": "question"}})
     message = only_message(folder)

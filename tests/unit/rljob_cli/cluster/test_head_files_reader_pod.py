@@ -95,26 +95,6 @@ def test_pod_of_a_suspended_job_has_the_pull_secrets_of_its_head():
     assert "imagePullSecrets" not in build_reader(yaml.safe_load(NO_TEMPLATE))["spec"]
 
 
-@pytest.mark.parametrize(
-    ("modes", "phase", "is_warned"),
-    [
-        (["ReadWriteOnce"], "Pending", True),
-        (["ReadWriteOnce", "ReadWriteMany"], "Pending", False),
-        ([], "Pending", True),
-        (["ReadWriteOnce"], "Succeeded", False),
-    ],
-)
-async def test_pod_beside_a_head_that_waits_says_what_a_claim_of_one_node_means(modes, phase, is_warned, capsys):
-    cluster = FakeCluster({"spec": {"accessModes": modes}} if modes else None, READY)
-    if not is_warned and phase != "Pending":
-        cluster.states = [READY]
-    head = {"metadata": {"name": "sums-head-1"}, "spec": {"containers": []}, "status": {"phase": phase}}
-    async with reader_pod(cluster, JOB, head):
-        pass
-    said = capsys.readouterr().err
-    assert ("the head, Pod sums-head-1, waits to start" in said, "if runs is" in said) == (is_warned, is_warned)
-
-
 def test_pod_has_no_rights_and_no_end_without_the_job():
     pod = build_reader(JOB)
     spec, [container] = pod["spec"], pod["spec"]["containers"]

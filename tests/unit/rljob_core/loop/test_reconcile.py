@@ -199,21 +199,6 @@ async def test_forbidden_write_is_reported_then_recovers(owner, key):
     assert {c.reason for c in backend.owner.status.conditions} >= {"WaitingForPods"}
 
 
-async def test_failing_reconcile_of_an_older_crd_writes_its_status_once():
-    backend = MemoryBackend(make_job())
-    backend.errors = {"Service": ForbiddenError("Service gsm8k-head: the namespace's quota is exceeded")}
-    store = backend.update_status
-
-    def cut(kind, status):
-        return status.model_copy(update={"roles": []})
-
-    backend.update_status = lambda owner, status: store(owner, cut(owner.kind, status))
-    for _ in range(3):
-        with pytest.raises(ForbiddenError):
-            await reconcile(backend, KEY, START, as_stored=cut)
-    assert backend.writes.count("status") == 1
-
-
 def add_stuck_trainer(backend):
     labels = {"rljob.dev/job": "gsm8k", "rljob.dev/role": "trainer", "app.kubernetes.io/managed-by": "rljob-operator"}
     metadata = {"name": "gsm8k-trainer-0", "labels": labels, "deletionTimestamp": "2025-12-31T23:00:00Z"}

@@ -120,7 +120,7 @@ async def test_rejected_pod_is_a_reason_to_wait_that_names_the_template(owner, k
             await reconcile(backend, key, START, failures=failures)
     waiting = conditions.find(backend.owner.status, "Running" if is_job else "Ready")
     assert (waiting.status, waiting.reason) == ("False", "FailedCreate")
-    assert f"see {'spec.trainer' if is_job else 'spec'}.template and the namespace's policies" in waiting.message
+    assert f"or {'spec.trainer' if is_job else 'spec'}.template" in waiting.message
     assert [event.reason for event in backend.events].count("FailedCreate") == 1
     backend.pod_errors = {}
     await reconcile(backend, key, START)

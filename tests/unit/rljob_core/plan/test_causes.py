@@ -1,11 +1,11 @@
 """Each cause of waiting names the field to change, and is reported once."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 import pytest
 
 from rljob_api.manifest.services.reward import RewardModel
-from rljob_core.backend import ChildKey, ObservedState, key_of
+from rljob_core.backend import ChildKey, ObservedState
 from rljob_core.plan import conditions
 from rljob_core.plan.causes import REMEDIES, find_causes
 from rljob_core.plan.job import plan_job
@@ -186,52 +186,6 @@ def test_existing_pods_have_no_rejection():
     assert causes(make_job(), *pods, warnings=(warning,)) == [], "an Event outlives its cause"
 
 
-def orphan(uid="earlier", **metadata):
-    """A Pod of an earlier StatefulSet with the same name."""
-    owner = {"kind": "StatefulSet", "name": "gsm8k-trainer", "uid": uid, "controller": True}
-    pod = make_pod("trainer")
-    return pod | {"metadata": pod["metadata"] | {"name": "gsm8k-trainer-0", "ownerReferences": [owner]} | metadata}
-
-
-def plan_with_trainer_pod(pod, seconds):
-    """The plan at `seconds` after the creation of the StatefulSet."""
-    created = (NOW - timedelta(seconds=seconds)).isoformat()
-    planned = plan_job(make_job(), ObservedState(), NOW, new_token=lambda: "t").children
-    child = next(child for child in planned if child["kind"] == "StatefulSet")
-    child["metadata"] |= {"uid": "s1", "creationTimestamp": created}
-    observed = ObservedState(children={key_of(child): child}, pods=(pod,))
-    return plan_job(make_job(), observed, NOW, new_token=lambda: "t")
-
-
-@pytest.mark.parametrize("pod", [orphan(), orphan(ownerReferences=[], labels={"rljob.dev/job": "gsm8k"})])
-def test_pod_with_a_trainers_name_is_reported_with_the_delete_command(pod):
-    made = plan_with_trainer_pod(pod, 61)
-    (event,) = [event for event in made.events if event.reason == "PodNameTaken"]
-    assert event.message == (
-        "trainer: Pod gsm8k-trainer-0 occupies a name of the StatefulSet but is not controlled by it; "
-        "if it is not needed: kubectl delete pod -n default gsm8k-trainer-0"
-    )
-    running = conditions.find(made.status, conditions.RUNNING)
-    assert (running.status, running.reason) == ("False", "PodNameTaken")
-    assert event.message in running.message
-
-
-@pytest.mark.parametrize(
-    ("pod", "seconds"),
-    [
-        (orphan(), 5),
-        (orphan("s1"), 61),
-        (orphan(deletionTimestamp="2026-01-01T00:00:00Z"), 61),
-        (orphan(name="gsm8k-trainer-7"), 61),
-    ],
-)
-def test_deleted_adopted_or_unrelated_pod_is_not_reported(pod, seconds):
-    made = plan_with_trainer_pod(pod, seconds)
-    assert [event for event in made.events if event.reason == "PodNameTaken"] == []
-    if seconds < 60:
-        assert made.valid_until == NOW + timedelta(seconds=60 - seconds), "it is reconciled when the grace period ends"
-
-
 def test_failed_mount_is_reported_while_the_pod_waits():
     message = 'MountVolume.SetUp failed for volume "config" : configmap "mine" not found'
     warning = {"reason": "FailedMount", "message": message, "involvedObject": {"name": "gsm8k-rollout-x"}}
@@ -363,7 +317,7 @@ def test_new_model_emits_no_warning_while_its_pods_start():
 def test_every_remedy_is_tested():
     tried = {reason for _, reason, _ in OF_A_POD} | {reason for _, _, reason, _ in OF_A_WORKLOAD}
     others = {"SuspendedByKueue", "HeadSuspended", "HeldByKueue"}
-    others |= {"PodNameTaken", "FailedMount", "RewardModelMissing", "RewardModelNotReady", "FunctionFailed"}
+    others |= {"FailedMount", "RewardModelMissing", "RewardModelNotReady", "FunctionFailed"}
     others |= {"VolumeHeld", "LimitRange", "ReferenceMissing"}  # before there is a workload: test_rejections
     assert tried | others == set(REMEDIES)
 

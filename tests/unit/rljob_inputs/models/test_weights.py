@@ -5,12 +5,12 @@ import json
 import pytest
 
 from rljob_inputs.models.files import ModelFiles, open_model
-from rljob_inputs.models.weights import count_parameters, find_matrices, find_missing, find_weight_problems
-from tests.support.model_folder import CONFIG, write_model, write_weights
+from rljob_inputs.models.weights import count_parameters, find_matrices, find_weight_problems
+from tests.support.model_folder import write_model, write_weights
 
 
 def problems(folder):
-    return list(find_weight_problems(open_model(str(folder), None), CONFIG))
+    return list(find_weight_problems(open_model(str(folder), None)))
 
 
 def test_complete_weights_have_no_problem_and_are_counted(tmp_path):
@@ -79,64 +79,3 @@ def test_parts_that_read_no_text_are_not_counted(tmp_path):
     files = open_model(str(tmp_path), None)
     assert count_parameters(files) == 4 + 6
     assert find_matrices(files) == {"q_proj", "lm_head"}
-
-
-def test_names_come_from_headers_from_the_index_or_from_the_header_on_the_hub(tmp_path):
-    names = ["_orig_mod.model.embed_tokens.weight"]
-    folder = write_model(tmp_path)
-    write_weights(folder / "model.safetensors", {names[0]: [2]})
-    assert "whose name a wrapper has changed" in problems(folder)[0]
-    index = tmp_path / "index"
-    index.write_text(json.dumps({"weight_map": {names[0]: "model-1.safetensors"}}))
-    sizes = {"model-1.safetensors": 8, "model.safetensors.index.json": 8}
-    sharded = ModelFiles("hf://o/m", sizes, lambda name: index, None)
-    single = ModelFiles("hf://o/m", {"model.safetensors": 8}, lambda name: index, None, lambda name: names)
-    for files in (sharded, single):
-        (problem,) = find_weight_problems(files, CONFIG)
-        assert problem.startswith("hf://o/m has the weight _orig_mod.model.embed_tokens.weight")
-
-
-LAYERED = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "tie_word_embeddings": False}
-PARTS = ("self_attn.q_proj.weight", "mlp.up_proj.weight", "mlp.down_proj.weight")
-NAMES = {"model.embed_tokens.weight", "lm_head.weight"} | {
-    f"model.layers.{number}.{part}" for number in (0, 1) for part in PARTS
-}
-
-
-@pytest.mark.parametrize(
-    ("names", "problem"),
-    [
-        (NAMES - {"model.layers.1.mlp.up_proj.weight"}, "lacks the weights model.layers.1.mlp.up_proj.weight;"),
-        (NAMES - {"model.layers.0.mlp.up_proj.weight"}, "lacks the weights model.layers.0.mlp.up_proj.weight;"),
-        ({name for name in NAMES if "layers.1." not in name}, "lacks the weights model.layers.1.*;"),
-        (NAMES - {"lm_head.weight"}, "lacks the weights lm_head.weight;"),
-        ({f"_orig_mod.{name}" for name in NAMES}, "has the weight _orig_mod.lm_head.weight, whose name a wrapper"),
-        ({f"module.{name}" for name in NAMES}, "has the weight module.lm_head.weight, whose name a wrapper"),
-    ],
-)
-def test_what_a_checkpoint_lacks_is_named(names, problem):
-    assert list(find_missing(NAMES, LAYERED)) == []
-    (found,) = find_missing(names, LAYERED)
-    assert found.startswith(problem)
-
-
-@pytest.mark.parametrize(
-    ("names", "config"),
-    [
-        (NAMES - {"lm_head.weight"}, {"tie_word_embeddings": True}),
-        (NAMES - {"lm_head.weight"}, {"architectures": ["Gemma2ForCausalLM"], "tie_word_embeddings": None}),
-        ({"model.layers.2.enorm.weight", *NAMES}, {}),  # a further layer, which predicts further tokens
-        (
-            (NAMES - {"model.layers.1.mlp.up_proj.weight", "model.layers.1.mlp.down_proj.weight"})
-            | {"model.layers.1.mlp.experts.0.up_proj.weight"},
-            {},
-        ),
-        (NAMES - {"model.layers.1.self_attn.q_proj.weight"}, {"layer_types": ["full_attention", "linear_attention"]}),
-        (NAMES - {"model.layers.1.self_attn.q_proj.weight"}, {"num_kv_shared_layers": 1}),
-        (NAMES - {"model.layers.1.self_attn.q_proj.weight"}, {"architectures": ["Zamba2ForCausalLM"]}),
-        ({"embed", "head"}, {}),
-    ],
-)
-def test_a_complete_checkpoint_has_no_problem(names, config):
-    merged = {name: value for name, value in {**LAYERED, **config}.items() if value is not None}
-    assert list(find_missing(names, merged)) == []

@@ -224,11 +224,21 @@ async def test_operator_that_may_not_read_secrets_leaves_them_to_the_kubelet(api
     assert await api.preflight.find_missing([build(trainer={"template": READS})]) == [()]
 
 
-@pytest.mark.parametrize("ranges", [[], None])
-async def test_pod_that_a_limit_range_refuses_waits_though_no_range_can_be_read(api, ranges):
-    api.errors = {"Pod": ApiError(403, "Forbidden", "maximum memory usage per Container is 1Gi, but limit is 2Gi")}
-    if ranges is None:
-        api.errors["LimitRange"] = ApiError(403, "Forbidden", "no")
-    with pytest.raises(PodRejectedError, match="a LimitRange: maximum memory") as raised:
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        (403, 'pods "x" is forbidden: maximum memory usage per Container is 1Gi, but limit is 2Gi'),
+        (403, 'pods "x" is forbidden: minimum cpu usage per Container is 100m.  No request is specified'),
+        (403, 'pods "x" is forbidden: cpu max limit to request ratio per Pod is 2, but provided ratio is 4.000000'),
+        (
+            422,
+            'Pod "x" is invalid: spec.containers[0].resources.requests: Invalid value: "1Gi": must be less than or '
+            "equal to memory limit of 512Mi",
+        ),
+    ],
+)
+async def test_pod_that_a_limit_range_refuses_waits(api, code, message):
+    api.errors = {"Pod": ApiError(code, "", message)}
+    with pytest.raises(PodRejectedError, match=r"memory|cpu") as raised:
         await api.check(build())
     assert raised.value.cause == "LimitRange"

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,10 +11,6 @@ import pytest
 from rljob_api.errors import TransientError, UserError
 from rljob_service.pool import requirements
 
-PIP_UNREACHABLE = """WARNING: Retrying (Retry(total=0, connect=None, read=None, redirect=None, status=None)) after \
-connection broken by 'NewConnectionError('Failed to establish a new connection: [Errno 111] Connection refused')'
-ERROR: Could not find a version that satisfies the requirement sympy (from versions: none)
-ERROR: No matching distribution found for sympy"""
 UV_UNREACHABLE = """error: Failed to fetch: `http://127.0.0.1:9/index/sympy/`
   Caused by: error sending request for url (http://127.0.0.1:9/index/sympy/)"""
 UV_MISSING = """  x No solution found when resolving dependencies:
@@ -27,10 +20,8 @@ UV_MISSING = """  x No solution found when resolving dependencies:
 @pytest.mark.parametrize(
     ("output", "error", "remedy"),
     [
-        (PIP_UNREACHABLE, TransientError, "the package index cannot be reached; set UV_INDEX_URL"),
         (UV_UNREACHABLE, TransientError, "the package index cannot be reached; set UV_INDEX_URL"),
         ("error: No space left on device (os error 28)", TransientError, "give the Pod more ephemeral storage"),
-        ("ERROR: No matching distribution found for sympy", UserError, "correct the lines, or build an image"),
         (UV_MISSING, UserError, "correct the lines, or build an image"),
     ],
 )
@@ -80,47 +71,6 @@ def test_mistake_in_requirements_is_found_before_they_are_installed(
     assert "--no-build" in called[0], "a build runs the package's code"
 
 
-PIP_MISSING = """ERROR: Could not find a version that satisfies the requirement sympy (from versions: none)
-ERROR: No matching distribution found for sympy"""
-
-
-class _Index(BaseHTTPRequestHandler):
-    """Answers with the status that the path begins with."""
-
-    def do_GET(self) -> None:
-        self.send_response(int(self.path.strip("/").split("/")[0]))
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None: ...
-
-
-@pytest.fixture
-def index() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Index) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
-
-
-@pytest.mark.parametrize(("status", "is_reachable"), [(200, True), (404, True), (401, True), (503, False)])
-def test_index_that_answers_is_reachable(index: str, status: int, is_reachable: bool) -> None:
-    url = f"{index}/{status}/simple"
-    assert requirements._find_unreachable_index("", {"PIP_INDEX_URL": url}) == (None if is_reachable else url)
-    extra = {"PIP_INDEX_URL": f"{index}/200", "PIP_EXTRA_INDEX_URL": f"{url} {index}/200"}
-    assert requirements._find_unreachable_index("", extra) == (None if is_reachable else url)
-
-
-def test_index_that_does_not_answer_is_not_an_error_of_the_lines() -> None:
-    url = "http://me:secret@127.0.0.1:9/simple"
-    assert requirements._find_unreachable_index("", {"PIP_INDEX_URL": url}) == url
-    assert requirements._find_unreachable_index("", {"PIP_INDEX_URL": url, "PIP_NO_INDEX": "1"}) is None
-    explained = requirements._explain(PIP_MISSING, ["sympy"], url)
-    assert type(explained) is TransientError
-    assert "the package index http://127.0.0.1:9/simple cannot be reached" in str(explained)
-
-
 def test_uv_of_the_own_environment_is_preferred(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     own, other = tmp_path / "own", tmp_path / "other"
     for folder in (own, other):
@@ -150,24 +100,15 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 def test_installer_never_gets_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLJOB_TOKEN", "secret")
-    for uses_uv in (True, False):
-        assert "RLJOB_TOKEN" not in requirements._build_environment(uses_uv=uses_uv)
+    assert "RLJOB_TOKEN" not in requirements._build_environment()
 
 
 def test_uv_gets_the_index_of_pip_and_keeps_its_own(clean_environment: pytest.MonkeyPatch) -> None:
     clean_environment.setenv("PIP_INDEX_URL", "http://index/simple")
     clean_environment.setenv("PIP_EXTRA_INDEX_URL", "http://extra")
     clean_environment.setenv("UV_INDEX", "http://x")
-    environment = requirements._build_environment(uses_uv=True)
+    environment = requirements._build_environment()
     assert (environment["UV_DEFAULT_INDEX"], environment["UV_INDEX"]) == ("http://index/simple", "http://x")
-
-
-def test_pip_gets_the_index_of_uv_and_keeps_its_own(clean_environment: pytest.MonkeyPatch) -> None:
-    clean_environment.setenv("UV_INDEX_URL", "http://index/simple")
-    clean_environment.setenv("UV_INDEX", "http://x")
-    clean_environment.setenv("PIP_EXTRA_INDEX_URL", "http://extra")
-    environment = requirements._build_environment(uses_uv=False)
-    assert (environment["PIP_INDEX_URL"], environment["PIP_EXTRA_INDEX_URL"]) == ("http://index/simple", "http://extra")
 
 
 def test_incomplete_environment_is_created_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -216,11 +157,17 @@ def test_another_python_has_its_own_environment(monkeypatch: pytest.MonkeyPatch,
     assert created == [None, other]
 
 
-def test_missing_python_is_a_user_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_machine_without_uv_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(requirements, "find_uv", lambda: None)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(
-        UserError, match=r"python: there is no Python 3\.0 here: python3\.0 is not on PATH\n.*pythonImages"
-    ):
+    with pytest.raises(UserError, match="need uv, which is not here"):
+        requirements.ensure_environment(["sympy"])
+
+
+def test_missing_python_is_a_user_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found = SimpleNamespace(returncode=1, stdout="error: No interpreter found for Python 3.0")
+    monkeypatch.setattr(requirements, "find_uv", lambda: "uv")
+    monkeypatch.setattr(requirements, "_call", lambda *_: found)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(UserError, match=r"there is no Python 3\.0 here: error: No interpreter.*\n.*pythonImages"):
         requirements.ensure_environment([], "3.0")

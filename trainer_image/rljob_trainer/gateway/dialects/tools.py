@@ -1,7 +1,6 @@
 """The tools of a request, in the forms of all APIs, as functions that the policy may call. Pure.
 
-tools that the program runs      the policy sees them; Anthropic's bash and text editor have their known arguments,
-                                 and a custom tool of OpenAI's has one text
+tools that the program runs      the policy sees them; a custom tool of OpenAI's has one text
 a namespace                      its tools, and calls of them name it
 tools that the API's servers run refused; agent.constraints: ignore leaves them out
 tool_choice                      none and allowed_tools hide tools; a forced call is refused or, with ignore, free
@@ -14,20 +13,6 @@ from rljob_api.wire.calls import ToolSchema
 from rljob_trainer.gateway.dialects import fields
 
 _TEXT = {"type": "string"}
-_KNOWN: dict[str, dict[str, Any]] = {
-    "bash_": {"type": "object", "properties": {"command": _TEXT, "restart": {"type": "boolean"}}},
-    "text_editor_": {
-        "type": "object",
-        "properties": {
-            "command": {"type": "string", "enum": ["view", "create", "str_replace", "insert"]},
-            **dict.fromkeys(("path", "file_text", "old_str", "new_str", "insert_text"), _TEXT),
-            "insert_line": {"type": "integer"},
-            "view_range": {"type": "array", "items": {"type": "integer"}},
-        },
-        "required": ["command", "path"],
-    },
-}
-"""The arguments of Anthropic's tools that the program runs, by the start of their type."""
 _FREE_TEXT = {"type": "object", "properties": {"input": _TEXT}, "required": ["input"]}
 
 
@@ -45,7 +30,7 @@ def choose_tools(body: Mapping[str, Any], *, ignores: bool) -> tuple[list[dict[s
     tools: list[dict[str, Any]] = []
     for tool, path in _flatten(body.get("tools"), "tools"):
         kind = tool.get("type")
-        if kind in (None, "function") or _is_free_text(tool) or "input_schema" in tool or _find_known(kind):
+        if kind in (None, "function") or _is_free_text(tool) or "input_schema" in tool:
             tools.append(tool)
             if (fields.read_object(tool.get("format") or {}, f"{path}.format")).get("type") == "grammar":
                 problem = "a grammar is not supported: it changes which tokens can be sampled"
@@ -99,10 +84,6 @@ def _is_free_text(tool: Mapping[str, Any]) -> bool:
     return tool.get("type") == "custom" and "name" in tool and "input_schema" not in tool
 
 
-def _find_known(kind: Any) -> dict[str, Any] | None:
-    return next((schema for start, schema in _KNOWN.items() if str(kind).startswith(start)), None)
-
-
 def _find_function(tool: Any) -> Any:
     """Return what has the name: chat completions have it in a part."""
     return tool["function"] if isinstance(tool.get("function"), dict) else tool
@@ -114,8 +95,6 @@ def _read_name(tool: Any) -> str:
 
 def _read_tool(tool: Mapping[str, Any], path: str) -> ToolSchema:
     given = _find_function(tool)
-    schema = _find_known(tool.get("type")) or given.get("parameters", given.get("input_schema"))
-    if _is_free_text(tool):
-        schema = _FREE_TEXT
+    schema = _FREE_TEXT if _is_free_text(tool) else given.get("parameters", given.get("input_schema"))
     where = path if given is tool else f"{path}.function"
     return fields.read_tool(given.get("name"), given.get("description"), schema, where)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import typing
 from typing import Any
 
 import jsonschema
@@ -9,12 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob_api.functions.annotations import schema_of
 from rljob_service.worker.forms.arguments import ArgumentError, check_arguments, show_call
+from rljob_service.worker.forms.parameter_types import schema_of
+
+
+def read_type(text: str) -> dict[str, Any]:
+    return schema_of(eval(text, vars(typing).copy()))
 
 
 def check(annotation: str, value: Any) -> Any:
-    parameters = {"type": "object", "properties": {"x": schema_of(annotation)}, "required": ["x"]}
+    parameters = {"type": "object", "properties": {"x": read_type(annotation)}, "required": ["x"]}
     return check_arguments("f", parameters, {"x": value})["x"]
 
 
@@ -121,7 +126,7 @@ VALUES = st.recursive(
 @given(ANNOTATIONS, VALUES)
 def test_check_agrees_with_json_schema(annotation: str, value: Any) -> None:
     """What is valid stays as it is; what is converted becomes valid; nothing invalid passes."""
-    schema = schema_of(annotation)
+    schema = read_type(annotation)
     validator = jsonschema.Draft202012Validator(schema)
     if validator.is_valid(value):
         assert check(annotation, value) == value
@@ -135,4 +140,4 @@ def test_check_agrees_with_json_schema(annotation: str, value: Any) -> None:
 
 @given(ANNOTATIONS)
 def test_every_schema_is_a_json_schema(annotation: str) -> None:
-    jsonschema.Draft202012Validator.check_schema(schema_of(annotation))
+    jsonschema.Draft202012Validator.check_schema(read_type(annotation))

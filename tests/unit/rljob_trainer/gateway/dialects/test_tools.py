@@ -109,16 +109,6 @@ def test_tools_of_a_namespace_are_tools_and_their_calls_name_it(make_answer):
     assert (spawn["namespace"], spawn["name"], "namespace" in add) == ("agents", "spawn", False)
 
 
-def test_anthropics_tools_that_the_program_runs_have_their_arguments():
-    tools = [
-        {"type": "bash_20250124", "name": "bash"},
-        {"type": "text_editor_20250728", "name": "str_replace_based_edit_tool", "max_characters": 9},
-    ]
-    bash, editor = Rules().read(MESSAGES, {**BODIES[MESSAGES], "tools": tools}, {}).tools
-    assert (bash.name, sorted(bash.parameters["properties"])) == ("bash", ["command", "restart"])
-    assert editor.parameters["required"] == ["command", "path"]
-
-
 def test_a_custom_tool_has_one_text_and_its_calls_are_custom(make_answer, read_events):
     tool = {"type": "custom", "name": "patch", "description": "Changes files.", "format": {"type": "text"}}
     body = {**BODIES[RESPONSES], "tools": [tool]}

@@ -33,7 +33,7 @@ from rljob_cli.check.memory import describe_sharing, share_machine
 from rljob_cli.check.preflight import check_objects, locate, read_trained_config
 from rljob_cli.check.tenant_policy import load_policy
 from rljob_cli.check.verdict import describe_unused, find_policy_problems, judge, print_verdict, to_json
-from rljob_cli.exits import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED, guard
+from rljob_cli.exits import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED
 from rljob_cli.export.steps import provide_model
 from rljob_cli.local.network import claim_block
 from rljob_cli.options import PlanOptions, RunOptions, ValidateOptions
@@ -96,7 +96,6 @@ def use_fast_types(job: RLJob, claims: dict[str, Path]) -> list[str]:
     return [] if has_bfloat16() else use_float32(job, read_trained_config(job, claims))
 
 
-@guard
 def run_command(options: RunOptions) -> int:
     require(find_device_extra(), "rljob run")
     claims, directory = parse_claims(options.volumes), options.directory
@@ -241,7 +240,6 @@ def _print_result(folder: Path, phase: str, output: str) -> None:
         print(summary, flush=True)
 
 
-@guard
 def try_command(options: RunOptions) -> int:
     """Run one step of as few samples as there can be, and show them. The folder stays only if that failed."""
     require(find_device_extra(), "rljob try")
@@ -273,7 +271,6 @@ def try_command(options: RunOptions) -> int:
     return code
 
 
-@guard
 def validate_command(options: ValidateOptions) -> int:
     if options.render:
         return _render(options.files.paths, options.overrides or [], options.output)
@@ -305,7 +302,6 @@ def validate_command(options: ValidateOptions) -> int:
     return 0 if is_valid else EXIT_BAD_INPUT
 
 
-@guard
 def plan_command(options: PlanOptions) -> int:
     """By the policy of the namespace that the options name, or of the file, or by none."""
     from rljob_cli.check.memory_command import show_plans

@@ -46,7 +46,7 @@ from rljob_cli.check.waits import (
     wait_until_ready,
 )
 from rljob_cli.commands import parse_claims, shorten, use_fast_types
-from rljob_cli.exits import EXIT_FAILED, EXIT_INTERRUPTED, guard
+from rljob_cli.exits import EXIT_FAILED, EXIT_INTERRUPTED
 from rljob_cli.local.cluster import LOCAL_DEFAULTS, LocalCluster, running
 from rljob_cli.local.network import claim_block
 from rljob_cli.manifests import is_ready, labels_of, phase_of, role_of
@@ -183,7 +183,6 @@ async def _ask(url: str, call: RowsCall) -> CallResult:
     return CallResult.model_validate_json(body, extra="ignore")
 
 
-@guard
 def try_agent_command(options: TryAgentOptions) -> int:
     """Play, print, and return 1 if an episode or a result is invalid."""
     require(find_device_extra(), "rljob test-agent")

@@ -29,7 +29,7 @@ from rljob_cli.check.rewards import check_service
 from rljob_cli.check.samples import SampleBuilder, load_job_tokenizer
 from rljob_cli.check.score_client import describe_guess, read_info, score_all
 from rljob_cli.check.waits import LIMIT_SECONDS, describe_end, find_import_place, report_waits, wait_until_ready
-from rljob_cli.exits import EXIT_FAILED, EXIT_INTERRUPTED, guard
+from rljob_cli.exits import EXIT_FAILED, EXIT_INTERRUPTED
 from rljob_cli.local.cluster import LOCAL_DEFAULTS, LocalCluster, running
 from rljob_cli.local.network import Network, claim_block
 from rljob_cli.local.node.container import is_marker
@@ -71,7 +71,6 @@ class Outcome:
         } | result
 
 
-@guard
 def try_reward_command(options: TryRewardOptions) -> int:
     """Score with all rewards, or with the one that is named, print the results, and return 1 if one is invalid."""
     require("data", "rljob test-reward")

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from rljob_api.errors import UserError
 from rljob_api.run.folder import FILE_REPORT
-from rljob_cli.exits import guard
 from rljob_cli.options import ReportOptions
 from rljob_cli.output import say
 from rljob_cli.report.collect import collect_run
@@ -19,7 +18,6 @@ from rljob_cli.trajectories.log import find_run
 from rljob_inputs.machine.installation import find_device_extra, require
 
 
-@guard
 def report_command(options: ReportOptions) -> int:
     """With a target, the run is that of a job in a cluster."""
     require("data", "rljob report")

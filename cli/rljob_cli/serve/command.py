@@ -24,7 +24,7 @@ from rljob_cli.check.device_fields import divide
 from rljob_cli.check.jobfile import apply_override
 from rljob_cli.check.waits import describe_error, find_ended_container, report
 from rljob_cli.commands import use_fast_types
-from rljob_cli.exits import EXIT_FAILED, EXIT_INTERRUPTED, guard
+from rljob_cli.exits import EXIT_FAILED, EXIT_INTERRUPTED
 from rljob_cli.local.cluster import LOCAL_DEFAULTS, STOP_SECONDS, LocalCluster, running
 from rljob_cli.local.network import claim_block
 from rljob_cli.local.node.gpus import find_gpus
@@ -47,7 +47,6 @@ _PATIENCE_SECONDS = 1800
 _CLIENT = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 
 
-@guard
 def serve_command(options: ServeOptions) -> int:
     require(find_device_extra(), "rljob serve")
     if not has_module("tinker"):

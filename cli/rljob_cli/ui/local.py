@@ -17,7 +17,7 @@ from rljob_api.manifest.base import ObjectMeta
 from rljob_api.manifest.job import RLJob
 from rljob_api.run.folder import FILE_JOB, FILE_METRICS
 from rljob_api.run.metrics import read_metrics
-from rljob_cli.exits import EXIT_FAILED, guard
+from rljob_cli.exits import EXIT_FAILED
 from rljob_cli.options import RUNS, Target
 from rljob_cli.output import print_json, say
 from rljob_cli.report.collect import read_job, read_summary
@@ -43,7 +43,6 @@ def find_here(name: str, target: Target) -> Path | None:
     return None
 
 
-@guard
 def list_command(target: Target, directory: Path, *, everywhere: bool, output: str) -> int:
     found = [describe(run.name, run, read_metrics(run / FILE_METRICS)) for run in list_runs(directory)]
     rows: list[list[Any]] = [[_HERE, run.name, run.phase, run.step, run.total_steps, run.reward, ""] for run in found]
@@ -68,7 +67,6 @@ def list_command(target: Target, directory: Path, *, everywhere: bool, output: s
     return EXIT_FAILED if is_unknown and target else 0
 
 
-@guard
 def explain_run(folder: Path, output: str) -> int:
     """Show the summary of a run, and what can be done with it."""
     found = read_summary(folder, folder.name, read_job(folder / FILE_JOB)[0], read_metrics(folder / FILE_METRICS))
@@ -82,7 +80,6 @@ def explain_run(folder: Path, output: str) -> int:
     return 0
 
 
-@guard
 def print_logs(folder: Path, role: str | None, tail: int | None, *, follow: bool) -> int:
     from rljob_cli.cluster.logs import check_role, print_run
     from rljob_core.children.common import child_name
@@ -96,7 +93,6 @@ def print_logs(folder: Path, role: str | None, tail: int | None, *, follow: bool
     return print_run(folder, files, tail, follow=follow)
 
 
-@guard
 def stop_run(folder: Path, output: str) -> int:
     if (process := find_process(folder)) is None:
         raise UserError(f"{folder}: is not in progress; the `rljob run` that started it resumes it")

@@ -54,7 +54,8 @@ def test_run_has_trainer_and_rollouts_share_the_only_gpu_if_both_fit(
     monkeypatch.setattr(commands, "judge", judge)
     path = write_job(tmp_path, trainer)
     options = RunOptions(files=JobFiles([path]), directory=tmp_path / "runs", output="plain", no_call=True)
-    assert commands.run_command(options) == 2
+    with pytest.raises(UserError, match="far enough"):
+        commands.run_command(options)
     [job] = checked
     assert job.spec.rollout.placement == placement
 

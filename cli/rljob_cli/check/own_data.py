@@ -15,7 +15,7 @@ from typing import Any
 from rljob_api.errors import UserError
 from rljob_api.manifest.job_sections import Data, TrainSource
 from rljob_api.manifest.sources import parse_source
-from rljob_cli.output import say
+from rljob_cli.output import say, to_text
 from rljob_inputs.data.columns import read_answer, read_prompt
 from rljob_inputs.data.conversations import ends_with_answer
 from rljob_inputs.data.files import list_splits
@@ -143,7 +143,8 @@ def build_completions(source: TrainSource, rows: Sequence[Row]) -> str:
             continue  # `rljob validate` explains it
         used = {source.prompt, source.answer, "prompt", "completion", "answer", "group"}
         others = {name: value for name, value in row.values.items() if name not in used}
-        texts = [str(answer)] if lines else [str(answer), f"It is {answer}.", f"{answer} or something else"]
+        shown = to_text(answer)
+        texts = [shown] if lines else [shown, f"It is {shown}.", f"{shown} or something else"]
         texts = texts if source.answer else ["A short reply.", "word " * 60]
         lines += [{"prompt": prompt, "completion": text, "answer": answer, **others} for text in texts]
     return "".join(json.dumps(line, ensure_ascii=False, default=str) + "\n" for line in lines)

@@ -121,8 +121,8 @@ def write_scaffold(directory: Path, options: Options, output: str) -> int:
     if parts := _find_parts(task):
         if own and not own.values["accuracy"]:
             raise UserError(f"--agent {TASKS[task].agent} rewards {_NEEDS_ANSWERS}")
-        known = [json.loads(line)["answer"] for line in own.completions.splitlines()[:1]] if own else []
-        answers = ("I do not know.", *map(str, known)) if own else parts.answers
+        known = [json.loads(line)["completion"] for line in own.completions.splitlines()[:1]] if own else []
+        answers = ("I do not know.", *known) if own else parts.answers
         values["answers"] = " ".join(f"--completion {shlex.quote(answer)}" for answer in answers)
     values["model"] = _place_model(options.model, directory) or (
         choose_model(devices, lambda model: build_job(task, values | {"model": model}, devices))

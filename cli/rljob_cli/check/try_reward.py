@@ -35,7 +35,7 @@ from rljob_cli.local.network import Network, claim_block
 from rljob_cli.local.node.container import is_marker
 from rljob_cli.manifests import labels_of
 from rljob_cli.options import TryRewardOptions
-from rljob_cli.output import print_json, say
+from rljob_cli.output import print_json, say, to_text
 from rljob_cli.tables import make_console
 from rljob_core.backend import Manifest
 from rljob_core.children.common import read_service_name
@@ -285,5 +285,5 @@ def build_table(name: str, outcomes: list[Outcome], limit: int | None = None) ->
 
 
 def _to_text(value: Any, limit: int | None) -> str:
-    text = "" if value is None else str(value)
+    text = "" if value is None else to_text(value)
     return text if limit is None or len(text) <= limit else f"{text[: limit - 1]}…"

@@ -139,6 +139,12 @@ def test_table_shows_as_much_of_a_text_as_there_is_room_for(limit, shown):
     assert [part for part in text.split() if part.startswith("x")] == [shown]
 
 
+def test_table_shows_an_answer_that_is_an_object_as_json():
+    groups = [[builder().build_row("test-0", {"completion": "x", "answer": {"ok": True}}, 0)]]
+    outcomes = label_outcomes(groups, [[ScoreResult(id="test-0", valid=True, score=1.0)]], in_groups=False)
+    assert '{"ok": true}' in to_text(build_table("r", outcomes))
+
+
 def test_model_of_a_reward_runs_next_to_its_server_where_there_is_no_trainer():
     reward = {"name": "rm", "model": {"source": "/m", "placement": "trainer"}}
     job = make_job(rollout={"placement": "trainer"}, rewards=[reward])

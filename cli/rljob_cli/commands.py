@@ -44,7 +44,7 @@ from rljob_cli.trajectories.conversation import LEGEND, build_conversation
 from rljob_cli.trajectories.index import Query, read_rows
 from rljob_core.children.start_model import FIELD, locate_model, parse_start, with_any_claim
 from rljob_inputs.findings import describe_lengths
-from rljob_inputs.machine.installation import find_device_extra, require
+from rljob_inputs.machine.installation import require
 from rljob_inputs.models.config import find_dtype_problem
 
 _CPUINFO = Path("/proc/cpuinfo")
@@ -97,7 +97,7 @@ def use_fast_types(job: RLJob, claims: dict[str, Path]) -> list[str]:
 
 
 def run_command(options: RunOptions) -> int:
-    require(find_device_extra(), "rljob run")
+    require("rljob run")
     claims, directory = parse_claims(options.volumes), options.directory
     file = load_partial(options.files.path, options.overrides or [], runs=directory, resumes=not options.fresh)
     return run_file(file, (directory / file.job.metadata.name).resolve(), claims, options)
@@ -242,7 +242,7 @@ def _print_result(folder: Path, phase: str, output: str) -> None:
 
 def try_command(options: RunOptions) -> int:
     """Run one step of as few samples as there can be, and show them. The folder stays only if that failed."""
-    require(find_device_extra(), "rljob try")
+    require("rljob try")
     path, claims = options.files.path, parse_claims(options.volumes)
     model = [f"spec.model.source={json.dumps(str(small))}"] if (small := find_copy(DEFAULT_MODEL, path.parent)) else []
     file = load_partial(path, [*model, *(options.overrides or [])])
@@ -326,7 +326,7 @@ def _find_unknown_claim(file: JobFile) -> list[Finding]:
 
 
 def _render(paths: list[Path], overrides: list[str], output: str) -> int:
-    from rljob_core.children.common import to_yaml
+    from rljob_cli.submit.command import print_objects
     from rljob_core.plan.job import render_children
 
     files = [load(path, overrides, keep_references=True) for path in paths]
@@ -335,8 +335,5 @@ def _render(paths: list[Path], overrides: list[str], output: str) -> int:
         findings = [*check_objects(file), *_find_unknown_claim(file)]
         check_file(file, [replace(found, is_warning=found.only == "cluster") for found in findings])
     children = [c for file in files for c in render_children(file.job, _RENDERED_TOKEN, file.reward_models)]
-    if output == "json":
-        print_json({"apiVersion": "v1", "kind": "List", "items": children})
-    else:
-        print("---\n".join(map(to_yaml, children)), end="")
+    print_objects(children, output)
     return 0

@@ -63,7 +63,7 @@ from rljob_core.children.common import AGENT, HEAD, REWARD, child_name, read_rol
 from rljob_core.plan.job import render_children
 from rljob_inputs.data import rows as data_rows
 from rljob_inputs.data.prompts import find_data_source
-from rljob_inputs.machine.installation import find_device_extra, require
+from rljob_inputs.machine.installation import require
 
 _SETTINGS = "rehearsal.json"
 _KINDS = ("Secret", "ConfigMap", "Service", "Deployment", "Job")
@@ -185,7 +185,7 @@ async def _ask(url: str, call: RowsCall) -> CallResult:
 
 def try_agent_command(options: TryAgentOptions) -> int:
     """Play, print, and return 1 if an episode or a result is invalid."""
-    require(find_device_extra(), "rljob test-agent")
+    require("rljob test-agent")
     answers, block = options.completion or [], options.network
     file, claims = load(options.files.path, options.overrides or []), parse_claims(options.volumes)
     require_weights(None if answers else file.start)

@@ -73,7 +73,7 @@ class Outcome:
 
 def try_reward_command(options: TryRewardOptions) -> int:
     """Score with all rewards, or with the one that is named, print the results, and return 1 if one is invalid."""
-    require("data", "rljob test-reward")
+    require("rljob test-reward", "data")
     job_file = load(options.files.path, options.overrides or [])
     chosen = _find_rewards(job_file.job, options.reward)
     answer = _read_answer(job_file.job, options.answer)

@@ -28,7 +28,7 @@ from rljob_cli.run import runfolder
 from rljob_cli.run.command import Run
 from rljob_cli.run.live import PlainOutput
 from rljob_cli.tables import choose_console
-from rljob_inputs.machine.installation import find_device_extra, require
+from rljob_inputs.machine.installation import require
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class _Job:
 
 
 def evaluate_command(options: EvaluateOptions) -> int:
-    require(find_device_extra(), "rljob evaluate")
+    require("rljob evaluate")
     directory, overrides = options.directory, options.overrides or []
     base = load_partial(options.files.path, overrides, runs=directory)
     if base.start is not None and not options.models:

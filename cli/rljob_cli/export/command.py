@@ -29,7 +29,7 @@ from rljob_cli.run.runfolder import dump
 from rljob_cli.run.summary import build_serve_command
 from rljob_cli.trajectories.log import find_run
 from rljob_inputs.hub import HubAccess, require_private, upload_model
-from rljob_inputs.machine.installation import find_device_extra, require
+from rljob_inputs.machine.installation import require
 from rljob_inputs.objects.access import is_object
 from rljob_inputs.objects.folder import require_empty, upload_folder
 
@@ -225,7 +225,7 @@ def export_command(options: ExportOptions) -> int:
     the URL of objects or of a repository. With a target, the run is that of a job in a cluster."""
     run, name, to, output, target = options.run, options.step, options.to, options.output, options.target
     if not target:
-        require(find_device_extra(), "rljob export")
+        require("rljob export")
     given = f"--step {name}"
     if not is_step(name):
         raise UserError(f"{given}: must be the number of a step, last or best")

@@ -37,7 +37,7 @@ from rljob_core.backend import Manifest
 from rljob_core.children.common import HEAD, ROLLOUT, TRAINER
 from rljob_core.plan.job import new_random_token, render_children
 from rljob_inputs.hub import read_source, repository_name
-from rljob_inputs.machine.installation import describe_tracker, find_device_extra, has_module, require
+from rljob_inputs.machine.installation import describe_tracker, has_module, require
 
 _SETTINGS = "service.json"
 _POLL_SECONDS = 0.2
@@ -48,7 +48,7 @@ _CLIENT = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 
 
 def serve_command(options: ServeOptions) -> int:
-    require(find_device_extra(), "rljob serve")
+    require("rljob serve")
     if not has_module("tinker"):
         raise UserError(f"rljob serve {describe_tracker('tinker')}")
     source = _find_model(options.model)

@@ -23,7 +23,7 @@ _ANSWER_LIMIT, _CONVERSATION_LIMIT = 20, 5
 
 def trajectories_command(arguments: list[str], query: Query, options: ShowOptions) -> int:
     """With a target, the run is that of a job in a cluster."""
-    require("data", "rljob trajectories")
+    require("rljob trajectories", "data")
     if query.lane not in (None, "train", "eval"):
         raise UserError(f"--lane must be train or eval, got {query.lane}")
     if query.eval_set is not None:

@@ -1,16 +1,10 @@
-"""Runs on this machine as the commands on jobs show them: ls, top, explain and suspend.
+"""Runs on this machine as the commands on jobs show them: ls, top, explain and suspend."""
 
-A command on a job means a run here if that is named by its path, is in progress, or if there is no cluster.
-"""
-
-import contextlib
 import os
 import shlex
 import signal
 from pathlib import Path
 from typing import Any
-
-from typer import BadParameter
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.base import ObjectMeta
@@ -18,29 +12,16 @@ from rljob_api.manifest.job import RLJob
 from rljob_api.run.folder import FILE_JOB, FILE_METRICS
 from rljob_api.run.metrics import read_metrics
 from rljob_cli.exits import EXIT_FAILED
-from rljob_cli.options import RUNS, Target
+from rljob_cli.options import Target
 from rljob_cli.output import print_json, say
 from rljob_cli.report.collect import read_job, read_summary
 from rljob_cli.run import summary
 from rljob_cli.run.runfolder import find_process, is_in_use
 from rljob_cli.tables import Column, build_table, show
-from rljob_cli.trajectories.log import find_run
 from rljob_cli.ui.runs import describe, list_runs
 
 _FIELDS = ("namespace", "name", "phase", "step", "total_steps", "reward", "waits_for")
 _HERE = "(here)"
-
-
-def find_here(name: str, target: Target) -> Path | None:
-    """Return the folder of the run that the name of a job means; None: a job in the cluster."""
-    with contextlib.suppress(UserError):
-        folder = find_run(name, RUNS).resolve()
-        is_meant = not target.exists() or (not target and ("/" in name or is_in_use(folder)))
-        return folder if is_meant and (folder / FILE_JOB).exists() else None
-    if not target.exists() or ("/" in name and not target):
-        also = "" if target.exists() else "; no kubeconfig names a cluster"
-        raise BadParameter(f"no run at {name}; `rljob ls` lists runs{also}")
-    return None
 
 
 def list_command(target: Target, directory: Path, *, everywhere: bool, output: str) -> int:

@@ -100,7 +100,9 @@ def run_command(options: RunOptions) -> int:
     require("rljob run")
     claims, directory = parse_claims(options.volumes), options.directory
     file = load_partial(options.files.path, options.overrides or [], runs=directory, resumes=not options.fresh)
-    return run_file(file, (directory / file.job.metadata.name).resolve(), claims, options)
+    folder = (directory / file.job.metadata.name).resolve()
+    with runfolder.lock(folder):
+        return run_file(file, folder, claims, options)
 
 
 def shorten(job: RLJob, **evaluation: Any) -> RLJob:
@@ -121,11 +123,7 @@ def shorten(job: RLJob, **evaluation: Any) -> RLJob:
 
 
 def run_file(file: JobFile, folder: Path, claims: dict[str, Path], options: RunOptions, *, is_kept: bool = True) -> int:
-    with runfolder.lock(folder):
-        return _run_locked(file, folder, claims, options, is_kept=is_kept)
-
-
-def _run_locked(file: JobFile, folder: Path, claims: dict[str, Path], options: RunOptions, *, is_kept: bool) -> int:
+    """Run a job in a folder that nothing else uses."""
     problems: list[Problem] = []
     fresh, output = options.fresh, options.output
     machine = Machine()
@@ -289,11 +287,11 @@ def validate_command(options: ValidateOptions) -> int:
             verdict.raise_problems()
         except UserError as caught:
             error = caught
-        if output != "json" and error is not None:
+        if output != "json" and error:
             print_error(error, EXIT_BAD_INPUT)
-        if verdict is not None:
+        if verdict:
             verdict.print_warnings()
-        if output != "json" and error is None and verdict is not None:
+        if output != "json" and verdict and not error:
             print_verdict(verdict, target)
         found.append(to_json(path, verdict, error))
     is_valid = all(one["valid"] for one in found)

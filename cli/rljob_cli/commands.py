@@ -26,8 +26,8 @@ from rljob_api.run.origin import FILE_ORIGIN, Change
 from rljob_cli.check.device_fields import DEFAULT_MODEL
 from rljob_cli.check.downloads import show_downloads
 from rljob_cli.check.from_model import describe_from_model, describe_unread
-from rljob_cli.check.job_source import find_copy, go_offline, set_model
-from rljob_cli.check.jobfile import Finding, JobFile, Target, check_file, load, load_partial
+from rljob_cli.check.job_source import find_copy, set_model
+from rljob_cli.check.jobfile import RUNS, Finding, JobFile, Target, check_file, load, load_partial
 from rljob_cli.check.machine import Machine
 from rljob_cli.check.memory import describe_sharing, share_machine
 from rljob_cli.check.preflight import check_objects, locate, read_trained_config
@@ -149,8 +149,6 @@ def run_file(file: JobFile, folder: Path, claims: dict[str, Path], options: RunO
         verdict = judge(file, folder, claims, target="local", extra=problems, should_call=not options.no_call)
     verdict.raise_problems()
     verdict.print_warnings()
-    if file.job.spec.model.source.startswith("hf://"):
-        go_offline(file.job)
     from rljob_cli.export.command import write_card
     from rljob_cli.report.command import write_report
     from rljob_cli.run.command import run_job
@@ -279,7 +277,7 @@ def validate_command(options: ValidateOptions) -> int:
         verdict, error = None, None
         try:
             file = load_partial(path, options.overrides or [])
-            folder = Path("runs").resolve() / file.job.metadata.name
+            folder = RUNS.resolve() / file.job.metadata.name
             extra, doubts = find_policy_problems(file, policy)
             with show_downloads(is_wanted=output != "json"):
                 verdict = judge(file, folder, claims, target=target, extra=extra, should_call=not options.no_call)

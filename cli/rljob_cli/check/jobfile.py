@@ -218,7 +218,7 @@ def load_partial(
             problems += found
         job, start, found = _find_start(job, document, runs, resumes=resumes)
         local += found
-        job = use_copy(job, path.parent)
+        job = use_copy(job, path.parent, runs / job.metadata.name if resumes else None)
     relative = find_relative_paths(job)
     job, found = inline_template(job, document, path.parent)
     problems += found

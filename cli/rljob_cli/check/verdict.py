@@ -15,6 +15,7 @@ from rljob_api.read.documents import Problem
 from rljob_api.read.load import InvalidManifestError
 from rljob_cli.check import tenant_policy
 from rljob_cli.check.from_model import describe_from_model, describe_unread
+from rljob_cli.check.job_source import go_offline
 from rljob_cli.check.jobfile import Finding, JobFile, Target
 from rljob_cli.check.machine import Machine
 from rljob_cli.check.other_objects import describe
@@ -66,6 +67,7 @@ def judge(
     should_call: bool = True,
 ) -> Verdict:
     """Check a job for `target` (None: both), and then call its rewards once, unless there are errors."""
+    go_offline(file.job)
     preflight = run_checks(file, run_dir, claims, Machine(), target)
     verdict = build_verdict(file, preflight, target, extra)
     if not can_read_rows():

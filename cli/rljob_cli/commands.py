@@ -25,7 +25,6 @@ from rljob_api.run.folder import FILE_SUMMARY, TRAJECTORIES, last_checkpoint
 from rljob_api.run.origin import FILE_ORIGIN, Change
 from rljob_cli.check.device_fields import DEFAULT_MODEL
 from rljob_cli.check.downloads import show_downloads
-from rljob_cli.check.from_model import describe_from_model, describe_unread
 from rljob_cli.check.job_source import find_copy, set_model
 from rljob_cli.check.jobfile import RUNS, Finding, JobFile, Target, check_file, load, load_partial
 from rljob_cli.check.machine import Machine
@@ -43,7 +42,6 @@ from rljob_cli.tables import choose_console, print_lines_on, show
 from rljob_cli.trajectories.conversation import LEGEND, build_conversation
 from rljob_cli.trajectories.index import Query, read_rows
 from rljob_core.children.start_model import FIELD, locate_model, parse_start, with_any_claim
-from rljob_inputs.findings import describe_lengths
 from rljob_inputs.machine.installation import require
 from rljob_inputs.models.config import find_dtype_problem
 
@@ -170,9 +168,7 @@ def run_file(file: JobFile, folder: Path, claims: dict[str, Path], options: RunO
         say(describe_sharing(sharing, machine.num_gpus))
     if changed:
         say(f"{', '.join(changed)}: float32, since these CPUs have no instructions for bfloat16")
-    lines = [*describe_from_model(verdict.from_model), *map(describe_lengths, verdict.lengths)]
-    lines += describe_unread(file.job)
-    for line in (*lines, *(trial.describe() for trial in verdict.trials)):
+    for line in verdict.describe():
         say(line)
     if file.start is not None:
         file = replace(file, job=set_model(file.job, provide_model(file.start, folder, say)))

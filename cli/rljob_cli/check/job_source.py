@@ -117,7 +117,7 @@ def find_copy(source: str, folder: Path) -> Path | None:
 
 def use_copy(job: RLJob, folder: Path, run: Path | None) -> RLJob:
     """Return the job with a copy of its model, also one in the checkout that this program is of, if the Hub does not
-    answer and its cache does not have the model. A run that began with the copy keeps it: its checkpoints are of it."""
+    answer and its cache does not have the model. A run that began with the copy keeps it, as its checkpoints need."""
     model = job.spec.model
     if model.revision is None and (copy := find_copy(model.source, folder) or find_copy(model.source, _CHECKOUT)):
         try:

@@ -68,11 +68,10 @@ def describe_own(data: OwnData, directory: Path) -> OwnParts:
         raise UserError(f"--data {path}: has no rows")
     source = _choose_columns(data, rows[0])
     splits = list_splits(path)
+    split, held_out = "train" if splits else "", min(_MAX_HELD_OUT, len(rows) // _HELD_OUT_SHARE)
     if "test" in splits:
-        values = _place(source, quote(relative_to(data.source, directory)), 0, None)
-    else:
-        held_out = min(_MAX_HELD_OUT, len(rows) // _HELD_OUT_SHARE)
-        values = _place(source, quote(relative_to(data.source, directory)), held_out, "train" if splits else "")
+        split, held_out = None, 0
+    values = _place(source, quote(relative_to(data.source, directory)), held_out, split)
     if source.answer is None:
         say(f"no answer among the columns {', '.join(rows[0].values)}: the job has answer: null; else pass --answer")
     return OwnParts(values, build_completions(source, rows[:_NUM_SHOWN]))

@@ -1,4 +1,4 @@
-"""Finds runs, and reads the trajectory log of one. The trainer writes it; `rljob_api.run.trajectories` has its columns.
+"""Finds runs, and reads the trajectory log of a run. The trainer writes it; `rljob_api.run.trajectories` has its columns.
 
 Commands import it before their work: that a run does not exist is said within the time of few imports.
 """

@@ -247,7 +247,8 @@ def try_command(options: RunOptions) -> int:
         rows = list(read_rows(folder / TRAJECTORIES, Query(lane="train")))
         for row in rows:
             show(build_conversation(row, full=False, tokens=True))
-        show(LEGEND)
+        if rows:
+            show(LEGEND)
         if code == 0 and rows and all(row.score is None for row in rows):
             say(
                 "all samples are invalid: the reward, or the agent, works for none of them"

@@ -43,7 +43,7 @@ from rljob_core.children.pods import VLLM_CONTAINER
 from rljob_core.plan.job import render_children
 from rljob_inputs.data.columns import read_answer
 from rljob_inputs.data.conversations import are_messages
-from rljob_inputs.data.files import find_kind, is_saved, read_file
+from rljob_inputs.data.files import find_files, find_kind, is_saved, read_file
 from rljob_inputs.data.rows import read_rows
 from rljob_inputs.data.text_files import LINES, Values, read_text_file
 from rljob_inputs.machine.installation import require
@@ -166,6 +166,7 @@ def _read_rows(completions: list[str], answer: Any, prompt: str, file: Path | No
         raise UserError("pass either --completion (with --answer) or --file")
     if file is None:
         return [{"completion": completion, "answer": answer, "prompt": prompt} for completion in completions]
+    find_files(file)  # raises with a near name if there is none
     read = read_file(file, "train") if find_kind(file) or is_saved(file) else read_text_file(file, LINES)
     rows = [_check_row(values, place) for values, place in read]
     if not rows:

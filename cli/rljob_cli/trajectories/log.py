@@ -1,4 +1,4 @@
-"""Finds runs, and reads the trajectory log of a run. The trainer writes it; `rljob_api.run.trajectories` has its columns.
+"""Finds runs, and reads the trajectory log of a run. `rljob_api.run.trajectories` has its columns.
 
 Commands import it before their work: that a run does not exist is said within the time of few imports.
 """
@@ -16,6 +16,7 @@ from rljob_api.read.documents import read_documents
 from rljob_api.run.folder import FILE_JOB, TRAJECTORIES, list_trajectory_files
 from rljob_api.run.trajectories import FORMAT, FORMAT_KEY, REPLAY_COLUMNS, SampleRow
 from rljob_cli.options import RUNS, Target
+from rljob_inputs.data.files import suggest_path
 
 _ROWS_PER_BATCH = 512
 
@@ -33,7 +34,7 @@ def find_run(run: str, directory: Path) -> Path:
         given = directory / given
     if not given.exists():
         remedy = "pass its folder, its job file, or --dir with the parent of its folder"
-        raise UserError(f"{given}: run not found; {remedy}")
+        raise UserError(f"{given}: run not found{suggest_path(given)}; {remedy}")
     return given
 
 

@@ -120,5 +120,6 @@ def test_try_fails_and_keeps_its_folder_if_all_samples_are_invalid(
     assert done.exit_code == code
     assert ("all samples are invalid" in done.stderr) is (scores == [None, None] and is_taught)
     assert ("no reward scores this row (teacher.when)" in done.stderr) is not is_taught
+    assert (commands.LEGEND in done.stdout) is bool(scores)
     assert (f"kept: {folders[0]}, with its logs" in done.stderr) is (code == 1)
     assert folders[0].exists() is (code == 1)

@@ -163,3 +163,9 @@ def test_what_a_program_printed_stands_without_the_lines_of_its_server(tmp_path)
     (tmp_path / "a-agent-runner-0.log").write_text("\n".join(lines))
     (tmp_path / "a-head-0.log").write_text("of the head")
     assert collect_output(tmp_path, "a-agent-*.log") == "\n".join([lines[0], *lines[2:]])
+
+
+def test_a_file_of_rows_that_does_not_exist_is_answered_with_the_nearest_name(tmp_path):
+    (tmp_path / "completions.jsonl").touch()
+    with pytest.raises(UserError, match=r"completion\.jsonl not found; did you mean completions\.jsonl\?"):
+        _read_rows([], None, "", tmp_path / "completion.jsonl")

@@ -68,9 +68,9 @@ def describe_own(data: OwnData, directory: Path) -> OwnParts:
         raise UserError(f"--data {path}: has no rows")
     source = _choose_columns(data, rows[0])
     splits = list_splits(path)
-    split, held_out = "train" if splits else "", min(_MAX_HELD_OUT, len(rows) // _HELD_OUT_SHARE)
-    if "test" in splits:
-        split, held_out = None, 0
+    has_test = "test" in splits
+    held_out = 0 if has_test else min(_MAX_HELD_OUT, len(rows) // _HELD_OUT_SHARE)
+    split = None if has_test else "train" if splits else ""
     values = _place(source, quote(relative_to(data.source, directory)), held_out, split)
     if source.answer is None:
         say(f"no answer among the columns {', '.join(rows[0].values)}: the job has answer: null; else pass --answer")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections import Counter
 from pathlib import Path, PurePath
 
@@ -31,6 +32,14 @@ _GROUP_DEPTH = 3
 
 _LONGEST = Path(__file__).with_name("longest_files.txt")
 """Files whose tests take more than ten seconds, in the order of their time."""
+
+
+@pytest.fixture(autouse=True)
+def _a_hub_that_nobody_has_asked():
+    """A process asks the Hub once for a repository; tests have other Hubs, at addresses that come again."""
+    yield
+    if module := sys.modules.get("rljob_inputs.hub"):
+        module.find_repository.cache_clear()
 
 
 def pytest_collection_modifyitems(items):

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from rljob_cli.exits import EXIT_BAD_INPUT
+from rljob_cli.exits import EXIT_BAD_INPUT, guard
 from rljob_cli.output import choose_format, is_json, print_error
 
 _GROUPS = {
@@ -105,7 +105,7 @@ def command(name: str | None = None, **settings: Any) -> Callable[[Callable[...,
 
     def add(function: Callable[..., int]) -> None:
         def run(**given: Any) -> None:
-            raise typer.Exit(_call(function, given))
+            raise typer.Exit(guard(_call)(function, given))
 
         parameters = list(_flatten(function))
         run.__doc__, run.__name__ = function.__doc__, function.__name__

@@ -25,15 +25,14 @@ from rljob_api.run.folder import FILE_SUMMARY, TRAJECTORIES, last_checkpoint
 from rljob_api.run.origin import FILE_ORIGIN, Change
 from rljob_cli.check.device_fields import DEFAULT_MODEL
 from rljob_cli.check.downloads import show_downloads
-from rljob_cli.check.from_model import describe_from_model, describe_unread
-from rljob_cli.check.job_source import find_copy, go_offline, set_model
-from rljob_cli.check.jobfile import Finding, JobFile, Target, check_file, load, load_partial
+from rljob_cli.check.job_source import find_copy, set_model
+from rljob_cli.check.jobfile import RUNS, Finding, JobFile, Target, check_file, load, load_partial
 from rljob_cli.check.machine import Machine
 from rljob_cli.check.memory import describe_sharing, share_machine
 from rljob_cli.check.preflight import check_objects, locate, read_trained_config
 from rljob_cli.check.tenant_policy import load_policy
 from rljob_cli.check.verdict import describe_unused, find_policy_problems, judge, print_verdict, to_json
-from rljob_cli.exits import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED, guard
+from rljob_cli.exits import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED
 from rljob_cli.export.steps import provide_model
 from rljob_cli.local.network import claim_block
 from rljob_cli.options import PlanOptions, RunOptions, ValidateOptions
@@ -43,8 +42,7 @@ from rljob_cli.tables import choose_console, print_lines_on, show
 from rljob_cli.trajectories.conversation import LEGEND, build_conversation
 from rljob_cli.trajectories.index import Query, read_rows
 from rljob_core.children.start_model import FIELD, locate_model, parse_start, with_any_claim
-from rljob_inputs.findings import describe_lengths
-from rljob_inputs.machine.installation import find_device_extra, require
+from rljob_inputs.machine.installation import require
 from rljob_inputs.models.config import find_dtype_problem
 
 _CPUINFO = Path("/proc/cpuinfo")
@@ -96,12 +94,13 @@ def use_fast_types(job: RLJob, claims: dict[str, Path]) -> list[str]:
     return [] if has_bfloat16() else use_float32(job, read_trained_config(job, claims))
 
 
-@guard
 def run_command(options: RunOptions) -> int:
-    require(find_device_extra(), "rljob run")
+    require("rljob run")
     claims, directory = parse_claims(options.volumes), options.directory
     file = load_partial(options.files.path, options.overrides or [], runs=directory, resumes=not options.fresh)
-    return run_file(file, (directory / file.job.metadata.name).resolve(), claims, options)
+    folder = (directory / file.job.metadata.name).resolve()
+    with runfolder.lock(folder):
+        return run_file(file, folder, claims, options)
 
 
 def shorten(job: RLJob, **evaluation: Any) -> RLJob:
@@ -122,11 +121,7 @@ def shorten(job: RLJob, **evaluation: Any) -> RLJob:
 
 
 def run_file(file: JobFile, folder: Path, claims: dict[str, Path], options: RunOptions, *, is_kept: bool = True) -> int:
-    with runfolder.lock(folder):
-        return _run_locked(file, folder, claims, options, is_kept=is_kept)
-
-
-def _run_locked(file: JobFile, folder: Path, claims: dict[str, Path], options: RunOptions, *, is_kept: bool) -> int:
+    """Run a job in a folder that nothing else uses."""
     problems: list[Problem] = []
     fresh, output = options.fresh, options.output
     machine = Machine()
@@ -152,8 +147,6 @@ def _run_locked(file: JobFile, folder: Path, claims: dict[str, Path], options: R
         verdict = judge(file, folder, claims, target="local", extra=problems, should_call=not options.no_call)
     verdict.raise_problems()
     verdict.print_warnings()
-    if file.job.spec.model.source.startswith("hf://"):
-        go_offline(file.job)
     from rljob_cli.export.command import write_card
     from rljob_cli.report.command import write_report
     from rljob_cli.run.command import run_job
@@ -175,9 +168,7 @@ def _run_locked(file: JobFile, folder: Path, claims: dict[str, Path], options: R
         say(describe_sharing(sharing, machine.num_gpus))
     if changed:
         say(f"{', '.join(changed)}: float32, since these CPUs have no instructions for bfloat16")
-    lines = [*describe_from_model(verdict.from_model), *map(describe_lengths, verdict.lengths)]
-    lines += describe_unread(file.job)
-    for line in (*lines, *(trial.describe() for trial in verdict.trials)):
+    for line in verdict.describe():
         say(line)
     if file.start is not None:
         file = replace(file, job=set_model(file.job, provide_model(file.start, folder, say)))
@@ -241,10 +232,9 @@ def _print_result(folder: Path, phase: str, output: str) -> None:
         print(summary, flush=True)
 
 
-@guard
 def try_command(options: RunOptions) -> int:
     """Run one step of as few samples as there can be, and show them. The folder stays only if that failed."""
-    require(find_device_extra(), "rljob try")
+    require("rljob try")
     path, claims = options.files.path, parse_claims(options.volumes)
     model = [f"spec.model.source={json.dumps(str(small))}"] if (small := find_copy(DEFAULT_MODEL, path.parent)) else []
     file = load_partial(path, [*model, *(options.overrides or [])])
@@ -257,7 +247,8 @@ def try_command(options: RunOptions) -> int:
         rows = list(read_rows(folder / TRAJECTORIES, Query(lane="train")))
         for row in rows:
             show(build_conversation(row, full=False, tokens=True))
-        show(LEGEND)
+        if rows:
+            show(LEGEND)
         if code == 0 and rows and all(row.score is None for row in rows):
             say(
                 "all samples are invalid: the reward, or the agent, works for none of them"
@@ -273,7 +264,6 @@ def try_command(options: RunOptions) -> int:
     return code
 
 
-@guard
 def validate_command(options: ValidateOptions) -> int:
     if options.render:
         return _render(options.files.paths, options.overrides or [], options.output)
@@ -284,7 +274,7 @@ def validate_command(options: ValidateOptions) -> int:
         verdict, error = None, None
         try:
             file = load_partial(path, options.overrides or [])
-            folder = Path("runs").resolve() / file.job.metadata.name
+            folder = RUNS.resolve() / file.job.metadata.name
             extra, doubts = find_policy_problems(file, policy)
             with show_downloads(is_wanted=output != "json"):
                 verdict = judge(file, folder, claims, target=target, extra=extra, should_call=not options.no_call)
@@ -292,11 +282,11 @@ def validate_command(options: ValidateOptions) -> int:
             verdict.raise_problems()
         except UserError as caught:
             error = caught
-        if output != "json" and error is not None:
+        if output != "json" and error:
             print_error(error, EXIT_BAD_INPUT)
-        if verdict is not None:
+        if verdict:
             verdict.print_warnings()
-        if output != "json" and error is None and verdict is not None:
+        if output != "json" and verdict and not error:
             print_verdict(verdict, target)
         found.append(to_json(path, verdict, error))
     is_valid = all(one["valid"] for one in found)
@@ -305,7 +295,6 @@ def validate_command(options: ValidateOptions) -> int:
     return 0 if is_valid else EXIT_BAD_INPUT
 
 
-@guard
 def plan_command(options: PlanOptions) -> int:
     """By the policy of the namespace that the options name, or of the file, or by none."""
     from rljob_cli.check.memory_command import show_plans
@@ -330,7 +319,7 @@ def _find_unknown_claim(file: JobFile) -> list[Finding]:
 
 
 def _render(paths: list[Path], overrides: list[str], output: str) -> int:
-    from rljob_core.children.common import to_yaml
+    from rljob_cli.submit.command import print_objects
     from rljob_core.plan.job import render_children
 
     files = [load(path, overrides, keep_references=True) for path in paths]
@@ -339,8 +328,5 @@ def _render(paths: list[Path], overrides: list[str], output: str) -> int:
         findings = [*check_objects(file), *_find_unknown_claim(file)]
         check_file(file, [replace(found, is_warning=found.only == "cluster") for found in findings])
     children = [c for file in files for c in render_children(file.job, _RENDERED_TOKEN, file.reward_models)]
-    if output == "json":
-        print_json({"apiVersion": "v1", "kind": "List", "items": children})
-    else:
-        print("---\n".join(map(to_yaml, children)), end="")
+    print_objects(children, output)
     return 0

@@ -53,6 +53,11 @@ def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
+def to_text(value: Any) -> str:
+    """Return a text as it is, and another value as JSON: as models write it, and their users."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
 def print_json(value: Any) -> None:
     """Print one line of JSON. It escapes all control characters."""
     text = json.dumps(value, ensure_ascii=False)

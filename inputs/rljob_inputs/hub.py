@@ -11,6 +11,7 @@ A folder becomes one commit of a model repository. Invariant: only what the user
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -122,8 +123,9 @@ class Repository:
             return []
 
 
+@functools.cache
 def find_repository(source: str, kind: Kind, revision: str | None, access: HubAccess) -> Repository:
-    """Return the repository of hf://org/name at a revision.
+    """Return the repository of hf://org/name at a revision. A process, and those that it forks, ask once.
 
     Raise RefusedError if it is missing or forbidden, and TransientError if the Hub cannot be reached and the cache does
     not have it."""

@@ -31,7 +31,7 @@ from rljob_api.manifest.services.runner import RUNNER_SERVICE, Runner
 from rljob_api.run.folder import TRAJECTORIES, list_trajectory_files
 from rljob_api.run.trajectories import SampleRow
 from rljob_api.wire.calls import CallRequest, CallResult, RowsCall, RowsReply
-from rljob_api.wire.contract import LABEL_ROLE, PATH_RUN, READ_ROWS, UrlPath
+from rljob_api.wire.contract import LABEL_ROLE, READ_ROWS, UrlPath
 from rljob_cli.check.job_source import require_weights
 from rljob_cli.check.jobfile import check_file, load
 from rljob_cli.check.preflight import locate
@@ -46,8 +46,8 @@ from rljob_cli.check.waits import (
     wait_until_ready,
 )
 from rljob_cli.commands import parse_claims, shorten, use_fast_types
-from rljob_cli.exits import EXIT_FAILED, EXIT_INTERRUPTED, guard
-from rljob_cli.local.cluster import LOCAL_DEFAULTS, LocalCluster, running
+from rljob_cli.exits import EXIT_FAILED, EXIT_INTERRUPTED
+from rljob_cli.local.cluster import LOCAL_DEFAULTS, LocalCluster, replace_head, running
 from rljob_cli.local.network import claim_block
 from rljob_cli.manifests import is_ready, labels_of, phase_of, role_of
 from rljob_cli.options import TryAgentOptions
@@ -63,7 +63,7 @@ from rljob_core.children.common import AGENT, HEAD, REWARD, child_name, read_rol
 from rljob_core.plan.job import render_children
 from rljob_inputs.data import rows as data_rows
 from rljob_inputs.data.prompts import find_data_source
-from rljob_inputs.machine.installation import find_device_extra, require
+from rljob_inputs.machine.installation import require
 
 _SETTINGS = "rehearsal.json"
 _KINDS = ("Secret", "ConfigMap", "Service", "Deployment", "Job")
@@ -99,9 +99,7 @@ def build_rehearsal(job: RLJob, rewards: Collection[str]) -> list[Manifest]:
     for child in kept:
         if child["kind"] == "Deployment":
             child["spec"]["replicas"] = 1
-        for container in child["spec"]["template"]["spec"]["containers"] if child["kind"] == "Job" else []:
-            if container["name"] == HEAD:
-                container["command"] = ["python", "-m", "rljob_trainer.rehearsal", f"{PATH_RUN}/{_SETTINGS}"]
+    replace_head(kept, "rljob_trainer.rehearsal", _SETTINGS)
     return kept
 
 
@@ -183,10 +181,9 @@ async def _ask(url: str, call: RowsCall) -> CallResult:
     return CallResult.model_validate_json(body, extra="ignore")
 
 
-@guard
 def try_agent_command(options: TryAgentOptions) -> int:
     """Play, print, and return 1 if an episode or a result is invalid."""
-    require(find_device_extra(), "rljob test-agent")
+    require("rljob test-agent")
     answers, block = options.completion or [], options.network
     file, claims = load(options.files.path, options.overrides or []), parse_claims(options.volumes)
     require_weights(None if answers else file.start)

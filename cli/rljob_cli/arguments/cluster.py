@@ -43,9 +43,9 @@ _JobArgument = Annotated[
 
 
 def _refuse_run(name: str, target: Target) -> None:
-    from rljob_cli.ui import local
+    from rljob_cli.trajectories.log import find_here
 
-    if folder := local.find_here(name, target):
+    if folder := find_here(name, target):
         raise typer.BadParameter(f"{folder} is a run on this machine; the `rljob run` that started it resumes it")
 
 
@@ -66,9 +66,11 @@ def suspend(
     output: OutputOption = "text",
 ) -> int:
     """Release a job's nodes and keep its checkpoints; or stop a run on this machine, which resumes like that, too."""
-    from rljob_cli.ui import local
+    from rljob_cli.trajectories.log import find_here
 
-    if folder := local.find_here(name, target):
+    if folder := find_here(name, target):
+        from rljob_cli.ui import local
+
         return local.stop_run(folder, output)
     from rljob_cli.cluster import commands
 
@@ -116,9 +118,11 @@ def restart(
 @command()
 def explain(*, name: _NameArgument, target: Target, output: OutputOption = "text") -> int:
     """Explain the state of a job in the cluster, or of a run on this machine, and what to do about it."""
-    from rljob_cli.ui import local
+    from rljob_cli.trajectories.log import find_here
 
-    if folder := local.find_here(name, target):
+    if folder := find_here(name, target):
+        from rljob_cli.ui import local
+
         return local.explain_run(folder, output)
     from rljob_cli.cluster import commands
 
@@ -139,9 +143,11 @@ def top(
 ) -> int:
     """Show the jobs in the cluster: their progress, and what they wait for; or a run on this machine."""
     if name:
-        from rljob_cli.ui import local
+        from rljob_cli.trajectories.log import find_here
 
-        if folder := local.find_here(name, target):
+        if folder := find_here(name, target):
+            from rljob_cli.ui import local
+
             return local.explain_run(folder, output)
     elif not target.exists():  # said before two seconds of imports
         raise typer.BadParameter("no cluster: there is no kubeconfig; `rljob ls` lists the runs on this machine")
@@ -171,9 +177,11 @@ def logs(
     target: Target,
 ) -> int:
     """Print the logs of a job's Pods, merged; or of a run on this machine, one after the other."""
-    from rljob_cli.ui import local
+    from rljob_cli.trajectories.log import find_here
 
-    if folder := local.find_here(name, target):
+    if folder := find_here(name, target):
+        from rljob_cli.ui import local
+
         if container or previous:
             raise typer.BadParameter(f"-c and -p are of jobs in a cluster; all logs of this run are in {folder}/logs")
         return local.print_logs(folder, role, tail, follow=follow)

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from rljob_cli.app import app, command
+from rljob_cli.app import command
 from rljob_cli.options import (
     EvaluateOptions,
     JobFiles,
@@ -68,7 +68,7 @@ def plan(options: PlanOptions) -> int:
     return plan_command(options)
 
 
-@app.command()
+@command()
 def init(
     directory: Annotated[Path | None, typer.Argument(metavar="DIR", show_default=False, help="A new folder.")] = None,
     task: Annotated[
@@ -100,13 +100,13 @@ def init(
     ] = None,
     list_tasks: Annotated[bool, typer.Option("--list-tasks", help="Print the tasks, and write nothing.")] = False,
     output: OutputOption = "text",
-) -> None:
+) -> int:
     """Write a job to start from, with a reward function and data."""
     from rljob_cli.check import scaffold
     from rljob_cli.check.own_data import OwnData
 
     if list_tasks:
-        raise typer.Exit(scaffold.list_tasks(output))
+        return scaffold.list_tasks(output)
     if directory is None:
         raise typer.BadParameter("pass the folder to write: rljob init DIR")
     if sources:
@@ -116,12 +116,12 @@ def init(
             raise typer.BadParameter("--from takes all from its file; leave out the other options, and edit the job")
         from rljob_cli.check.other_trainers import write_translation
 
-        raise typer.Exit(write_translation(directory, sources[0], output))
+        return write_translation(directory, sources[0], output)
     if data is None and (prompt or answer):
         raise typer.BadParameter("--prompt and --answer name columns of --data")
     rows = OwnData(data, prompt, answer) if data else None
     options = scaffold.Options(task, agent, model, rows, num_gpus)
-    raise typer.Exit(scaffold.write_scaffold(directory, options, output))
+    return scaffold.write_scaffold(directory, options, output)
 
 
 @command("test-reward")

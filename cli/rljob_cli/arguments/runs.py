@@ -18,6 +18,14 @@ from rljob_cli.options import (
 )
 
 
+def _require(options: ExportOptions | ReportOptions | ShowOptions, *runs: str) -> None:
+    """Raise UserError if there is no such run here: before the imports of what shows it, which take a second."""
+    from rljob_cli.trajectories.log import find_run
+
+    for run in () if options.target else runs:
+        find_run(run, options.directory)
+
+
 @command()
 def trajectories(
     *,
@@ -41,6 +49,7 @@ def trajectories(
     options: ShowOptions,
 ) -> int:
     """Show the samples of a run with all their scores, newest step first; or compare two runs."""
+    _require(options, *run[run[0] == "diff" :])
     from rljob_cli.trajectories.command import trajectories_command
     from rljob_cli.trajectories.index import Query
 
@@ -51,6 +60,7 @@ def trajectories(
 @command()
 def export(options: ExportOptions) -> int:
     """Write a checkpoint of a run as a Hugging Face model, also of a run that failed, was stopped, or is running."""
+    _require(options, options.run)
     from rljob_cli.export.command import export_command
 
     return export_command(options)
@@ -59,6 +69,7 @@ def export(options: ExportOptions) -> int:
 @command()
 def report(options: ReportOptions) -> int:
     """Write a run as one HTML page: curves, waits, failures, samples with their scores, versions, the job."""
+    _require(options, options.run)
     from rljob_cli.report.command import report_command
 
     return report_command(options)

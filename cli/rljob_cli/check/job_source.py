@@ -25,7 +25,7 @@ from rljob_api.run.folder import FILE_JOB, complete_checkpoints, current_export
 from rljob_api.run.start_model import Pin
 from rljob_api.run.summaries import read_best
 from rljob_cli.output import say
-from rljob_inputs.hub import find_repository
+from rljob_inputs.hub import Repository, find_repository
 
 _CHECKOUT = Path(sys.prefix).parent
 FIELD = "spec.model.source"
@@ -115,15 +115,16 @@ def find_copy(source: str, folder: Path) -> Path | None:
     return next((each / name for each in places if source.startswith("hf://") and (each / name).is_dir()), None)
 
 
-def use_copy(job: RLJob, folder: Path) -> RLJob:
+def use_copy(job: RLJob, folder: Path, run: Path | None) -> RLJob:
     """Return the job with a copy of its model, also one in the checkout that this program is of, if the Hub does not
-    answer and its cache does not have the model."""
-    from rljob_inputs.check import find_access
-
+    answer and its cache does not have the model. A run that began with the copy keeps it, as its checkpoints need."""
     model = job.spec.model
     if model.revision is None and (copy := find_copy(model.source, folder) or find_copy(model.source, _CHECKOUT)):
         try:
-            find_repository(model.source, "model", None, find_access(job, os.environ))
+            if run and (run / FILE_JOB).is_file() and _read_base(run) == str(copy):
+                say(f"takes the copy {copy} of {model.source}, with which the run in {run} began")
+                return set_model(job, str(copy))
+            _ask(job)
         except TransientError:
             say(f"the Hub does not answer, and its cache has no {model.source}: takes the copy {copy}")
             return set_model(job, str(copy))
@@ -133,14 +134,20 @@ def use_copy(job: RLJob, folder: Path) -> RLJob:
 
 
 def go_offline(job: RLJob) -> None:
-    """Let the programs of a run take a model of the Hub from its cache, if the Hub does not answer: vLLM would fail."""
+    """Ask the Hub for the job's model, once for this process and those that it forks. If it does not answer, let all
+    programs take the model from its cache: vLLM would fail."""
+    source = job.spec.model.source
+    with contextlib.suppress(UserError, TransientError):  # the checks report it
+        if source.startswith("hf://") and _ask(job).is_cached:
+            say(f"the Hub does not answer: takes {source} from its cache")
+            os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+def _ask(job: RLJob) -> Repository:
     from rljob_inputs.check import find_access
 
     model = job.spec.model
-    with contextlib.suppress(UserError, TransientError):
-        if find_repository(model.source, "model", model.revision, find_access(job, os.environ)).is_cached:
-            say(f"the Hub does not answer: takes {model.source} from its cache")
-            os.environ["HF_HUB_OFFLINE"] = "1"
+    return find_repository(model.source, "model", model.revision, find_access(job, os.environ))
 
 
 def set_model(job: RLJob, path: str) -> RLJob:

@@ -27,6 +27,7 @@ from rljob_cli.check.other_objects import find_object_problems, inline_config_ma
 from rljob_cli.check.peer_settings import count_common, explain_name, find_ours
 from rljob_cli.check.template_file import inline_template
 from rljob_cli.output import say
+from rljob_inputs.data.files import suggest_path
 from rljob_inputs.hub import read_source
 
 _REWARD_FIELDS = {"name", "weight", "failurePolicy", "deadlineSeconds", "hedging", "rewardModelRef"}
@@ -218,7 +219,7 @@ def load_partial(
             problems += found
         job, start, found = _find_start(job, document, runs, resumes=resumes)
         local += found
-        job = use_copy(job, path.parent)
+        job = use_copy(job, path.parent, runs / job.metadata.name if resumes else None)
     relative = find_relative_paths(job)
     job, found = inline_template(job, document, path.parent)
     problems += found
@@ -303,7 +304,7 @@ def _read_text(path: Path) -> str:
     if path == STDIN:
         return sys.stdin.read()
     if not path.is_file():
-        reason = "not a file" if path.exists() else "not found"
+        reason = "not a file" if path.exists() else f"not found{suggest_path(path)}"
         raise UserError(f"{path}: {reason}; pass the path of a job's YAML file")
     try:
         return path.read_text(encoding="utf-8")

@@ -29,7 +29,6 @@ from rljob_cli.check.own_data import relative_to
 from rljob_cli.check.peer_settings import find_without_counterpart, name_field, read_table
 from rljob_cli.check.scaffold import name_job
 from rljob_cli.check.trl_scripts import Computed, read_trl_script
-from rljob_cli.exits import guard
 from rljob_cli.output import print_json
 from rljob_inputs.data.rows import read_rows
 from rljob_inputs.hub import read_source
@@ -77,7 +76,6 @@ _TO_FILE = re.compile(r"""(?<=\s)[12&]?>>?\s*(?:/|"?\$|[a-z])[^\s;|)]*""")
 """In the restricted mode, a command with it is refused."""
 
 
-@guard
 def write_translation(directory: Path, file: str, output: str) -> int:
     """Write the job, and print the settings that have no counterpart."""
     try:

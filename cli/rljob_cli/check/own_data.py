@@ -15,7 +15,7 @@ from typing import Any
 from rljob_api.errors import UserError
 from rljob_api.manifest.job_sections import Data, TrainSource
 from rljob_api.manifest.sources import parse_source
-from rljob_cli.output import say
+from rljob_cli.output import say, to_text
 from rljob_inputs.data.columns import read_answer, read_prompt
 from rljob_inputs.data.conversations import ends_with_answer
 from rljob_inputs.data.files import list_splits
@@ -68,11 +68,10 @@ def describe_own(data: OwnData, directory: Path) -> OwnParts:
         raise UserError(f"--data {path}: has no rows")
     source = _choose_columns(data, rows[0])
     splits = list_splits(path)
-    if "test" in splits:
-        values = _place(source, quote(relative_to(data.source, directory)), 0, None)
-    else:
-        held_out = min(_MAX_HELD_OUT, len(rows) // _HELD_OUT_SHARE)
-        values = _place(source, quote(relative_to(data.source, directory)), held_out, "train" if splits else "")
+    has_test = "test" in splits
+    held_out = 0 if has_test else min(_MAX_HELD_OUT, len(rows) // _HELD_OUT_SHARE)
+    split = None if has_test else "train" if splits else ""
+    values = _place(source, quote(relative_to(data.source, directory)), held_out, split)
     if source.answer is None:
         say(f"no answer among the columns {', '.join(rows[0].values)}: the job has answer: null; else pass --answer")
     return OwnParts(values, build_completions(source, rows[:_NUM_SHOWN]))
@@ -143,7 +142,8 @@ def build_completions(source: TrainSource, rows: Sequence[Row]) -> str:
             continue  # `rljob validate` explains it
         used = {source.prompt, source.answer, "prompt", "completion", "answer", "group"}
         others = {name: value for name, value in row.values.items() if name not in used}
-        texts = [str(answer)] if lines else [str(answer), f"It is {answer}.", f"{answer} or something else"]
+        shown = to_text(answer)
+        texts = [shown] if lines else [shown, f"It is {shown}.", f"{shown} or something else"]
         texts = texts if source.answer else ["A short reply.", "word " * 60]
         lines += [{"prompt": prompt, "completion": text, "answer": answer, **others} for text in texts]
     return "".join(json.dumps(line, ensure_ascii=False, default=str) + "\n" for line in lines)

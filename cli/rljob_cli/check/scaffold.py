@@ -26,7 +26,6 @@ from rljob_cli.check.device_fields import (
 )
 from rljob_cli.check.job_source import find_copy
 from rljob_cli.check.own_data import OwnData, describe_own, quote, relative_to
-from rljob_cli.exits import guard
 from rljob_cli.local.node.gpus import describe_gpus, find_gpus, find_least_bytes
 from rljob_cli.output import print_json
 from rljob_inputs.hub import read_source
@@ -91,7 +90,6 @@ _REWARD_FILES = {
 }
 
 
-@guard
 def list_tasks(output: str) -> int:
     if output == "json":
         print_json({name: task.about for name, task in TASKS.items()})
@@ -112,7 +110,6 @@ class Options:
     num_gpus: int | None = None
 
 
-@guard
 def write_scaffold(directory: Path, options: Options, output: str) -> int:
     task, data = _choose_task(options), options.data
     found = find_devices()
@@ -124,8 +121,8 @@ def write_scaffold(directory: Path, options: Options, output: str) -> int:
     if parts := _find_parts(task):
         if own and not own.values["accuracy"]:
             raise UserError(f"--agent {TASKS[task].agent} rewards {_NEEDS_ANSWERS}")
-        known = [json.loads(line)["answer"] for line in own.completions.splitlines()[:1]] if own else []
-        answers = ("I do not know.", *map(str, known)) if own else parts.answers
+        known = [json.loads(line)["completion"] for line in own.completions.splitlines()[:1]] if own else []
+        answers = ("I do not know.", *known) if own else parts.answers
         values["answers"] = " ".join(f"--completion {shlex.quote(answer)}" for answer in answers)
     values["model"] = _place_model(options.model, directory) or (
         choose_model(devices, lambda model: build_job(task, values | {"model": model}, devices))

@@ -29,13 +29,13 @@ from rljob_cli.check.rewards import check_service
 from rljob_cli.check.samples import SampleBuilder, load_job_tokenizer
 from rljob_cli.check.score_client import describe_guess, read_info, score_all
 from rljob_cli.check.waits import LIMIT_SECONDS, describe_end, find_import_place, report_waits, wait_until_ready
-from rljob_cli.exits import EXIT_FAILED, EXIT_INTERRUPTED, guard
+from rljob_cli.exits import EXIT_FAILED, EXIT_INTERRUPTED
 from rljob_cli.local.cluster import LOCAL_DEFAULTS, LocalCluster, running
 from rljob_cli.local.network import Network, claim_block
 from rljob_cli.local.node.container import is_marker
 from rljob_cli.manifests import labels_of
 from rljob_cli.options import TryRewardOptions
-from rljob_cli.output import print_json, say
+from rljob_cli.output import print_json, say, to_text
 from rljob_cli.tables import make_console
 from rljob_core.backend import Manifest
 from rljob_core.children.common import read_service_name
@@ -43,7 +43,7 @@ from rljob_core.children.pods import VLLM_CONTAINER
 from rljob_core.plan.job import render_children
 from rljob_inputs.data.columns import read_answer
 from rljob_inputs.data.conversations import are_messages
-from rljob_inputs.data.files import find_kind, is_saved, read_file
+from rljob_inputs.data.files import find_files, find_kind, is_saved, read_file
 from rljob_inputs.data.rows import read_rows
 from rljob_inputs.data.text_files import LINES, Values, read_text_file
 from rljob_inputs.machine.installation import require
@@ -71,10 +71,9 @@ class Outcome:
         } | result
 
 
-@guard
 def try_reward_command(options: TryRewardOptions) -> int:
     """Score with all rewards, or with the one that is named, print the results, and return 1 if one is invalid."""
-    require("data", "rljob test-reward")
+    require("rljob test-reward", "data")
     job_file = load(options.files.path, options.overrides or [])
     chosen = _find_rewards(job_file.job, options.reward)
     answer = _read_answer(job_file.job, options.answer)
@@ -167,6 +166,7 @@ def _read_rows(completions: list[str], answer: Any, prompt: str, file: Path | No
         raise UserError("pass either --completion (with --answer) or --file")
     if file is None:
         return [{"completion": completion, "answer": answer, "prompt": prompt} for completion in completions]
+    find_files(file)  # raises with a near name if there is none
     read = read_file(file, "train") if find_kind(file) or is_saved(file) else read_text_file(file, LINES)
     rows = [_check_row(values, place) for values, place in read]
     if not rows:
@@ -286,5 +286,5 @@ def build_table(name: str, outcomes: list[Outcome], limit: int | None = None) ->
 
 
 def _to_text(value: Any, limit: int | None) -> str:
-    text = "" if value is None else str(value)
+    text = "" if value is None else to_text(value)
     return text if limit is None or len(text) <= limit else f"{text[: limit - 1]}…"

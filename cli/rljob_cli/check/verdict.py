@@ -15,6 +15,7 @@ from rljob_api.read.documents import Problem
 from rljob_api.read.load import InvalidManifestError
 from rljob_cli.check import tenant_policy
 from rljob_cli.check.from_model import describe_from_model, describe_unread
+from rljob_cli.check.job_source import go_offline
 from rljob_cli.check.jobfile import Finding, JobFile, Target
 from rljob_cli.check.machine import Machine
 from rljob_cli.check.other_objects import describe
@@ -51,6 +52,12 @@ class Verdict:
         if self.problems:
             raise InvalidManifestError(str(self.file.path), self.problems)
 
+    def describe(self) -> list[str]:
+        """Return lines about what was found out."""
+        lines = [*describe_from_model(self.from_model), *map(describe_lengths, self.lengths)]
+        lines += describe_unread(self.file.job)
+        return [*lines, *(trial.describe() for trial in self.trials), *self.skipped]
+
     def print_warnings(self) -> None:
         for problem in self.warnings:
             say(f"warning: {self.file.path}:{problem.line}: {problem}")
@@ -66,6 +73,7 @@ def judge(
     should_call: bool = True,
 ) -> Verdict:
     """Check a job for `target` (None: both), and then call its rewards once, unless there are errors."""
+    go_offline(file.job)
     preflight = run_checks(file, run_dir, claims, Machine(), target)
     verdict = build_verdict(file, preflight, target, extra)
     if not can_read_rows():
@@ -139,9 +147,7 @@ def _locate(file: JobFile, finding: Finding) -> Problem:
 def print_verdict(verdict: Verdict, target: Target | None) -> None:
     """Print a valid file: what was found out about it, where it can run, and last that it is valid."""
     file, where = verdict.file, {"cluster": " for a cluster", "local": " for this machine", None: ""}[target]
-    lines = [*describe_from_model(verdict.from_model), *map(describe_lengths, verdict.lengths)]
-    lines += [*describe_unread(file.job), *(trial.describe() for trial in verdict.trials), *verdict.skipped]
-    for line in lines:
+    for line in verdict.describe():
         print(f"  {line}")
     if verdict.sharing:
         print(f"  `rljob run`: {verdict.sharing}")

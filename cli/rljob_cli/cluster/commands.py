@@ -30,7 +30,7 @@ from rljob_cli.cluster.head_files import Select, copy_run
 from rljob_cli.cluster.observation import fetch_observation
 from rljob_cli.cluster.other_versions import parse_job, parse_reward_models, parse_status
 from rljob_cli.cluster.watch import watch as watch_view
-from rljob_cli.exits import EXIT_INTERRUPTED, P, guard
+from rljob_cli.exits import EXIT_INTERRUPTED, P
 from rljob_cli.manifests import role_of
 from rljob_cli.options import Target
 from rljob_cli.output import print_json, say
@@ -117,7 +117,7 @@ _WATCH_SECONDS = 2.0
 
 
 def on_cluster(command: Callable[Concatenate[Cluster, P], Awaitable[int]]) -> Callable[Concatenate[Target, P], int]:
-    """Connect to the target, run the command, and turn its errors into exit codes."""
+    """Connect to the target, and run the command."""
 
     def run(target: Target, *args: P.args, **kwargs: P.kwargs) -> int:
         async def connected() -> int:
@@ -129,7 +129,7 @@ def on_cluster(command: Callable[Concatenate[Cluster, P], Awaitable[int]]) -> Ca
         except KeyboardInterrupt:
             return EXIT_INTERRUPTED
 
-    return guard(run)
+    return run
 
 
 @on_cluster

@@ -20,7 +20,7 @@ from rljob_cli.cluster.other_versions import parse_status
 from rljob_cli.cluster.top import view_row
 from rljob_cli.evaluate.models import Candidate, export, find_candidates, list_overrides, name_jobs
 from rljob_cli.evaluate.results import print_comparison
-from rljob_cli.exits import EXIT_FAILED, guard
+from rljob_cli.exits import EXIT_FAILED
 from rljob_cli.options import ClaimOptions, EvaluateOptions, SubmitOptions
 from rljob_cli.output import print_json
 from rljob_cli.run.snapshot import FINAL_PHASES, message_of
@@ -30,7 +30,6 @@ from rljob_core.backend import Manifest, utc_now
 _POLL_SECONDS = 2.0
 
 
-@guard
 def submit_evaluation(given: EvaluateOptions) -> int:
     """Submit a job for each model. With --wait, print the table of their results."""
     path, overrides = given.files.path, given.overrides or []

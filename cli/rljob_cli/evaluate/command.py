@@ -21,14 +21,14 @@ from rljob_cli.check.verdict import judge
 from rljob_cli.commands import parse_claims, use_fast_types
 from rljob_cli.evaluate.models import Candidate, export, find_candidates, list_overrides, name_jobs
 from rljob_cli.evaluate.results import print_comparison
-from rljob_cli.exits import EXIT_FAILED, EXIT_INTERRUPTED, guard
+from rljob_cli.exits import EXIT_FAILED, EXIT_INTERRUPTED
 from rljob_cli.local.network import claim_block
 from rljob_cli.options import EvaluateOptions
 from rljob_cli.run import runfolder
 from rljob_cli.run.command import Run
 from rljob_cli.run.live import PlainOutput
 from rljob_cli.tables import choose_console
-from rljob_inputs.machine.installation import find_device_extra, require
+from rljob_inputs.machine.installation import require
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,8 @@ class _Job:
     folder: Path
 
 
-@guard
 def evaluate_command(options: EvaluateOptions) -> int:
-    require(find_device_extra(), "rljob evaluate")
+    require("rljob evaluate")
     directory, overrides = options.directory, options.overrides or []
     base = load_partial(options.files.path, overrides, runs=directory)
     if base.start is not None and not options.models:

@@ -21,7 +21,6 @@ from rljob_api.run.folder import FILE_JOB, FILE_METRICS
 from rljob_api.run.metrics import EvaluationRecord, Metrics, read_metrics
 from rljob_api.run.summaries import RunSummary
 from rljob_cli.cluster.other_versions import parse_job
-from rljob_cli.exits import guard
 from rljob_cli.export.steps import export_step, is_step, read_step
 from rljob_cli.options import ExportOptions
 from rljob_cli.output import print_json, say
@@ -30,7 +29,7 @@ from rljob_cli.run.runfolder import dump
 from rljob_cli.run.summary import build_serve_command
 from rljob_cli.trajectories.log import find_run
 from rljob_inputs.hub import HubAccess, require_private, upload_model
-from rljob_inputs.machine.installation import find_device_extra, require
+from rljob_inputs.machine.installation import require
 from rljob_inputs.objects.access import is_object
 from rljob_inputs.objects.folder import require_empty, upload_folder
 
@@ -221,13 +220,12 @@ def find_destination(to: str, *, is_public: bool) -> Destination | None:
     raise UserError(f"--to {to}: must be a new folder, s3://bucket/path or hf://org/name")
 
 
-@guard
 def export_command(options: ExportOptions) -> int:
     """Write the model of a step and its card to `to`: a folder, which exists only once the model in it is complete, or
     the URL of objects or of a repository. With a target, the run is that of a job in a cluster."""
     run, name, to, output, target = options.run, options.step, options.to, options.output, options.target
     if not target:
-        require(find_device_extra(), "rljob export")
+        require("rljob export")
     given = f"--step {name}"
     if not is_step(name):
         raise UserError(f"{given}: must be the number of a step, last or best")

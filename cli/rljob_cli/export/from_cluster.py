@@ -17,7 +17,7 @@ from rljob_cli.cluster.client import Cluster, ClusterError
 from rljob_cli.cluster.head_files import FolderCopy, open_files
 from rljob_cli.output import say
 from rljob_core.children.common import to_yaml
-from rljob_inputs.machine.installation import find_device_extra, require
+from rljob_inputs.machine.installation import require
 
 Use = Callable[[Path, int, Path | None], int]
 """Gets the copy of the run's folder, the step, and where in the copy its export is; None: it has the checkpoint."""
@@ -45,5 +45,5 @@ async def use_model(cluster: Cluster, job: str, step: str, given: str, parent: P
         kept = {name: manifest[name] for name in ("apiVersion", "kind", "spec")}
         kept["metadata"] = {name: manifest["metadata"].get(name) for name in ("name", "namespace")}
         (copy / FILE_JOB).write_text(to_yaml(kept), encoding="utf-8")
-        require(find_device_extra(), f"rljob export of a checkpoint; {job} has no export of step {found.step}")
+        require(f"rljob export of a checkpoint; {job} has no export of step {found.step}")
         return await asyncio.to_thread(use, copy, found.step, None)

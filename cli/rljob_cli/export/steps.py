@@ -18,7 +18,7 @@ from rljob_api.run.start_model import FILE_PIN
 from rljob_cli.check.job_source import FIELD, MODEL, StartModel
 from rljob_cli.local.node.volumes import write_atomically
 from rljob_cli.output import Say
-from rljob_inputs.machine.installation import find_device_extra, require
+from rljob_inputs.machine.installation import require
 
 LAST, BEST = "last", "best"
 
@@ -46,7 +46,7 @@ def read_step(run: Path, name: str, given: str) -> int:
 
 def export_step(run: Path, step: int, to: Path, given: str) -> None:
     """Write the model of a checkpoint to the new folder `to`. Raise UserError with the reason if that fails."""
-    require(find_device_extra(), given)  # here, too: `rljob evaluate --submit` needs it for models of runs alone
+    require(given)  # here, too: `rljob evaluate --submit` needs it for models of runs alone
     command = [sys.executable, "-m", "rljob_trainer.policy.export_step", str(run), str(step), str(to)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from rljob_api.manifest.job import RLJob
-from rljob_api.wire.contract import ENV_GRACE_SECONDS
+from rljob_api.wire.contract import ENV_GRACE_SECONDS, PATH_RUN
 from rljob_cli.local.controllers import WORKLOADS, plan_pods
 from rljob_cli.local.network import Network
 from rljob_cli.local.node.gpus import GpuPool, find_gpus, find_resources
@@ -24,6 +24,7 @@ from rljob_cli.local.node.podshim import set_child_subreaper
 from rljob_cli.local.node.volumes import RunPaths
 from rljob_cli.local.store import LocalStore
 from rljob_core.backend import Manifest
+from rljob_core.children.common import HEAD
 from rljob_core.defaults import DEFAULTS
 
 _NOT_INHERITED = ("RLJOB_", "RAY_ADDRESS", "RAY_AUTH_", "VLLM_HOST_IP", "MASTER_")
@@ -132,3 +133,11 @@ def build_base_env(environ: Mapping[str, str]) -> dict[str, str]:
     # All addresses of Pods are on this interface.
     env |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "TP_SOCKET_IFNAME": "lo"}
     return env
+
+
+def replace_head(children: Iterable[Manifest], module: str, settings: str) -> None:
+    """Let the head run another module, with a file of settings in the run's folder."""
+    for child in children:
+        for container in child["spec"]["template"]["spec"]["containers"] if child["kind"] == "Job" else []:
+            if container["name"] == HEAD:
+                container["command"] = ["python", "-m", module, f"{PATH_RUN}/{settings}"]

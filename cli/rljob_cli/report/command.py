@@ -8,7 +8,6 @@ from pathlib import Path
 
 from rljob_api.errors import UserError
 from rljob_api.run.folder import FILE_REPORT
-from rljob_cli.exits import guard
 from rljob_cli.options import ReportOptions
 from rljob_cli.output import say
 from rljob_cli.report.collect import collect_run
@@ -16,13 +15,12 @@ from rljob_cli.report.page import render_page
 from rljob_cli.run.runfolder import is_in_use
 from rljob_cli.trajectories.index import ORDER_BY, Query
 from rljob_cli.trajectories.log import find_run
-from rljob_inputs.machine.installation import find_device_extra, require
+from rljob_inputs.machine.installation import require
 
 
-@guard
 def report_command(options: ReportOptions) -> int:
     """With a target, the run is that of a job in a cluster."""
-    require("data", "rljob report")
+    require("rljob report", "data")
     run, output, reason, sort = options.run, options.file, options.reason, options.sort
     if output is not None and output.suffix not in (".html", ".htm"):
         raise UserError(f"--to must be a file that ends with .html, got {output}")
@@ -30,7 +28,7 @@ def report_command(options: ReportOptions) -> int:
     if options.should_send:
         if options.target:
             raise UserError("--send is for a run on this machine; copy its folder")
-        require(find_device_extra(), "rljob report --send")
+        require("rljob report --send")
         if is_in_use(folder := find_run(run, options.directory)):
             raise UserError(f"{folder} is in use; its run sends what it can until its end")
         subprocess.run([sys.executable, "-m", "rljob_trainer.history.tracking", str(folder)], check=True)

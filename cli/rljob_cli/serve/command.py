@@ -19,13 +19,13 @@ from pydantic import ValidationError
 
 from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.job import RLJob
-from rljob_api.wire.contract import LABEL_ROLE, PATH_RUN
+from rljob_api.wire.contract import LABEL_ROLE
 from rljob_cli.check.device_fields import divide
 from rljob_cli.check.jobfile import apply_override
 from rljob_cli.check.waits import describe_error, find_ended_container, report
 from rljob_cli.commands import use_fast_types
-from rljob_cli.exits import EXIT_FAILED, EXIT_INTERRUPTED, guard
-from rljob_cli.local.cluster import LOCAL_DEFAULTS, STOP_SECONDS, LocalCluster, running
+from rljob_cli.exits import EXIT_FAILED, EXIT_INTERRUPTED
+from rljob_cli.local.cluster import LOCAL_DEFAULTS, STOP_SECONDS, LocalCluster, replace_head, running
 from rljob_cli.local.network import claim_block
 from rljob_cli.local.node.gpus import find_gpus
 from rljob_cli.local.node.volumes import write_atomically
@@ -37,7 +37,7 @@ from rljob_core.backend import Manifest
 from rljob_core.children.common import HEAD, ROLLOUT, TRAINER
 from rljob_core.plan.job import new_random_token, render_children
 from rljob_inputs.hub import read_source, repository_name
-from rljob_inputs.machine.installation import describe_tracker, find_device_extra, has_module, require
+from rljob_inputs.machine.installation import describe_tracker, has_module, require
 
 _SETTINGS = "service.json"
 _POLL_SECONDS = 0.2
@@ -47,9 +47,8 @@ _PATIENCE_SECONDS = 1800
 _CLIENT = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 
 
-@guard
 def serve_command(options: ServeOptions) -> int:
-    require(find_device_extra(), "rljob serve")
+    require("rljob serve")
     if not has_module("tinker"):
         raise UserError(f"rljob serve {describe_tracker('tinker')}")
     source = _find_model(options.model)
@@ -118,10 +117,7 @@ def build_service(job: RLJob) -> list[Manifest]:
     kinds = ("Secret", "ConfigMap", "Service", "Deployment", "StatefulSet", "Job")
     children = render_children(job, new_random_token(), defaults=LOCAL_DEFAULTS)
     kept = [child for child in children if child["kind"] in kinds and keeps(child)]
-    for child in kept:
-        for container in child["spec"]["template"]["spec"]["containers"] if child["kind"] == "Job" else []:
-            if container["name"] == HEAD:
-                container["command"] = ["python", "-m", "rljob_trainer.tinker", f"{PATH_RUN}/{_SETTINGS}"]
+    replace_head(kept, "rljob_trainer.tinker", _SETTINGS)
     return kept
 
 

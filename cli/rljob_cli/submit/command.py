@@ -27,7 +27,7 @@ from rljob_cli.cluster.client import Cluster, ClusterError, NotFoundError
 from rljob_cli.cluster.commands import on_cluster
 from rljob_cli.cluster.logs import Selection, follow_logs
 from rljob_cli.cluster.top import JobRow, view_row
-from rljob_cli.exits import EXIT_FAILED, guard
+from rljob_cli.exits import EXIT_FAILED
 from rljob_cli.manifests import containers_of
 from rljob_cli.options import SubmitOptions, Target
 from rljob_cli.output import print_json, say
@@ -126,7 +126,6 @@ _POLL_SECONDS = 2.0
 _FINAL_PHASES = ("Succeeded", "Failed")
 
 
-@guard
 def submit_command(options: SubmitOptions, *, prints_result: bool = True) -> int:
     """Submit each file's job. Without --wait, return when the API server has stored all jobs. `prints_result`: else the
     caller has a result of its own, unless the output is text."""

@@ -8,7 +8,6 @@ from typing import Any
 
 from rljob_api.errors import UserError
 from rljob_api.run.trajectories import SampleRow
-from rljob_cli.exits import guard
 from rljob_cli.options import ShowOptions
 from rljob_cli.output import print_json
 from rljob_cli.tables import show
@@ -22,10 +21,9 @@ from rljob_inputs.machine.installation import require
 _ANSWER_LIMIT, _CONVERSATION_LIMIT = 20, 5
 
 
-@guard
 def trajectories_command(arguments: list[str], query: Query, options: ShowOptions) -> int:
     """With a target, the run is that of a job in a cluster."""
-    require("data", "rljob trajectories")
+    require("rljob trajectories", "data")
     if query.lane not in (None, "train", "eval"):
         raise UserError(f"--lane must be train or eval, got {query.lane}")
     if query.eval_set is not None:

@@ -1,14 +1,22 @@
-"""Finds and reads the trajectory log of a run. The trainer writes it; `rljob_api.run.trajectories` has its columns."""
+"""Finds runs, and reads the trajectory log of a run. `rljob_api.run.trajectories` has its columns.
 
+Commands import it before their work: that a run does not exist is said within the time of few imports.
+"""
+
+import contextlib
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from typer import BadParameter
+
 from rljob_api.errors import UserError
 from rljob_api.read.documents import read_documents
 from rljob_api.run.folder import FILE_JOB, TRAJECTORIES, list_trajectory_files
 from rljob_api.run.trajectories import FORMAT, FORMAT_KEY, REPLAY_COLUMNS, SampleRow
+from rljob_cli.options import RUNS, Target
+from rljob_inputs.data.files import suggest_path
 
 _ROWS_PER_BATCH = 512
 
@@ -26,8 +34,23 @@ def find_run(run: str, directory: Path) -> Path:
         given = directory / given
     if not given.exists():
         remedy = "pass its folder, its job file, or --dir with the parent of its folder"
-        raise UserError(f"{given}: run not found; {remedy}")
+        raise UserError(f"{given}: run not found{suggest_path(given)}; {remedy}")
     return given
+
+
+def find_here(name: str, target: Target) -> Path | None:
+    """Return the folder of the run that the name of a job means; None: a job in the cluster. It is the run if that is
+    named by its path, is in progress, or if there is no cluster."""
+    with contextlib.suppress(UserError):
+        folder = find_run(name, RUNS).resolve()
+        from rljob_cli.run.runfolder import is_in_use  # here: there is a run
+
+        is_meant = not target.exists() or (not target and ("/" in name or is_in_use(folder)))
+        return folder if is_meant and (folder / FILE_JOB).exists() else None
+    if not target.exists() or ("/" in name and not target):
+        also = "" if target.exists() else "; no kubeconfig names a cluster"
+        raise BadParameter(f"no run at {name}; `rljob ls` lists runs{also}")
+    return None
 
 
 def is_run(folder: Path) -> bool:

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from rljob_api.manifest.evaluation import SHORT_FORM
 from rljob_api.run.trajectories import ResultRow, SampleRow
+from rljob_cli.output import to_text
 from rljob_cli.tables import Column, FittedTable, build_table, make_console
 from rljob_cli.trajectories.comparison import Comparison, Pair
 
@@ -109,12 +110,9 @@ def format_prompt(prompt: str) -> str:
 def format_content(content: Any) -> str:
     """Return the text of a message, whose parts may be listed; parts without text stay JSON."""
     if not isinstance(content, list):
-        return content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
-    parts = (part.get("text") if isinstance(part, dict) else None for part in content)
-    return " ".join(
-        text if isinstance(text, str) else json.dumps(part, ensure_ascii=False)
-        for text, part in zip(parts, content, strict=True)
-    )
+        return to_text(content)
+    texts = (part.get("text") if isinstance(part, dict) else None for part in content)
+    return " ".join(to_text(part if text is None else text) for text, part in zip(texts, content, strict=True))
 
 
 def shorten(text: str, full: bool) -> str:

@@ -5,17 +5,15 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from rljob_cli.exits import guard
 from rljob_cli.options import Target
 from rljob_cli.ui.runs import RunList
 from rljob_cli.ui.server import serve
 from rljob_inputs.machine.installation import require
 
 
-@guard
 def ui_command(runs: Sequence[str], directory: Path, port: int, *, should_open: bool, target: Target) -> int:
     """With a target, the runs are those of jobs in a cluster."""
-    require("data", "rljob ui")
+    require("rljob ui", "data")
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")  # the pool of its own keeps 10 MB of what was freed
     if not target:
         return asyncio.run(serve(RunList(runs, directory).read, port, should_open))

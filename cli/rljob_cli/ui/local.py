@@ -1,49 +1,29 @@
-"""Runs on this machine as the commands on jobs show them: ls, top, explain and suspend.
+"""Runs on this machine as the commands on jobs show them: ls, top, explain and suspend."""
 
-A command on a job means a run here if that is named by its path, is in progress, or if there is no cluster.
-"""
-
-import contextlib
 import os
 import shlex
 import signal
 from pathlib import Path
 from typing import Any
 
-from typer import BadParameter
-
 from rljob_api.errors import UserError
 from rljob_api.manifest.base import ObjectMeta
 from rljob_api.manifest.job import RLJob
 from rljob_api.run.folder import FILE_JOB, FILE_METRICS
 from rljob_api.run.metrics import read_metrics
-from rljob_cli.exits import EXIT_FAILED, guard
-from rljob_cli.options import RUNS, Target
+from rljob_cli.exits import EXIT_FAILED
+from rljob_cli.options import Target
 from rljob_cli.output import print_json, say
 from rljob_cli.report.collect import read_job, read_summary
 from rljob_cli.run import summary
 from rljob_cli.run.runfolder import find_process, is_in_use
 from rljob_cli.tables import Column, build_table, show
-from rljob_cli.trajectories.log import find_run
 from rljob_cli.ui.runs import describe, list_runs
 
 _FIELDS = ("namespace", "name", "phase", "step", "total_steps", "reward", "waits_for")
 _HERE = "(here)"
 
 
-def find_here(name: str, target: Target) -> Path | None:
-    """Return the folder of the run that the name of a job means; None: a job in the cluster."""
-    with contextlib.suppress(UserError):
-        folder = find_run(name, RUNS).resolve()
-        is_meant = not target.exists() or (not target and ("/" in name or is_in_use(folder)))
-        return folder if is_meant and (folder / FILE_JOB).exists() else None
-    if not target.exists() or ("/" in name and not target):
-        also = "" if target.exists() else "; no kubeconfig names a cluster"
-        raise BadParameter(f"no run at {name}; `rljob ls` lists runs{also}")
-    return None
-
-
-@guard
 def list_command(target: Target, directory: Path, *, everywhere: bool, output: str) -> int:
     found = [describe(run.name, run, read_metrics(run / FILE_METRICS)) for run in list_runs(directory)]
     rows: list[list[Any]] = [[_HERE, run.name, run.phase, run.step, run.total_steps, run.reward, ""] for run in found]
@@ -68,7 +48,6 @@ def list_command(target: Target, directory: Path, *, everywhere: bool, output: s
     return EXIT_FAILED if is_unknown and target else 0
 
 
-@guard
 def explain_run(folder: Path, output: str) -> int:
     """Show the summary of a run, and what can be done with it."""
     found = read_summary(folder, folder.name, read_job(folder / FILE_JOB)[0], read_metrics(folder / FILE_METRICS))
@@ -82,7 +61,6 @@ def explain_run(folder: Path, output: str) -> int:
     return 0
 
 
-@guard
 def print_logs(folder: Path, role: str | None, tail: int | None, *, follow: bool) -> int:
     from rljob_cli.cluster.logs import check_role, print_run
     from rljob_core.children.common import child_name
@@ -96,7 +74,6 @@ def print_logs(folder: Path, role: str | None, tail: int | None, *, follow: bool
     return print_run(folder, files, tail, follow=follow)
 
 
-@guard
 def stop_run(folder: Path, output: str) -> int:
     if (process := find_process(folder)) is None:
         raise UserError(f"{folder}: is not in progress; the `rljob run` that started it resumes it")

@@ -49,8 +49,10 @@ def find_missing(extra: Extra, has: Callable[[str], bool] = has_module) -> list[
     return [name for name in MODULES[extra] if not has(name)]
 
 
-def require(extra: Extra, use: str) -> None:
-    """Raise MissingExtraError, with the command that helps, unless an extra is installed. `use`: what needs it."""
+def require(use: str, extra: Extra | None = None) -> None:
+    """Raise MissingExtraError, with the command that helps, unless an extra is installed: by default that for runs on
+    this machine. `use`: what needs it."""
+    extra = extra or find_device_extra()
     if missing := find_missing(extra):
         raise MissingExtraError(
             f"{use} needs the extra {extra} ({', '.join(missing)} not installed); {describe_installation(extra)}"

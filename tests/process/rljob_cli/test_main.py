@@ -143,6 +143,22 @@ def test_importing_the_command_imports_no_heavy_package():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    ["report x", "trajectories x", "trajectories diff x y", "export x --to y", "logs x", "suspend x", "resume x"],
+)
+def test_a_run_that_does_not_exist_is_said_before_what_shows_one_is_imported(tmp_path, arguments):
+    """Else the answer to a misspelt name takes a second."""
+    shown = "{'rljob_api.manifest.job', 'rljob_cli.cluster', 'rljob_cli.run', 'pyarrow', 'rich.table', 'kubernetes'}"
+    code = f"import sys; from rljob_cli.main import main; sys.argv[1:] = {arguments.split()!r}\n"
+    code += f"try: main()\nfinally: print(sorted({shown} & set(sys.modules)))"
+    environment = {name: value for name, value in os.environ.items() if name != "KUBECONFIG"} | {"HOME": str(tmp_path)}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "[]\n"), done.stderr
+    assert "run not found" in done.stderr or "no run at x" in done.stderr
+
+
 @pytest.mark.parametrize("arguments", [["--version"], ["-h"], ["validate", "none.yaml", "-o", "json"]])
 def test_reader_that_has_left_the_pipe_ends_the_command_silently(tmp_path, arguments):
     reader, writer = os.pipe()

@@ -54,7 +54,8 @@ def test_run_has_trainer_and_rollouts_share_the_only_gpu_if_both_fit(
     monkeypatch.setattr(commands, "judge", judge)
     path = write_job(tmp_path, trainer)
     options = RunOptions(files=JobFiles([path]), directory=tmp_path / "runs", output="plain", no_call=True)
-    assert commands.run_command(options) == 2
+    with pytest.raises(UserError, match="far enough"):
+        commands.run_command(options)
     [job] = checked
     assert job.spec.rollout.placement == placement
 
@@ -119,5 +120,6 @@ def test_try_fails_and_keeps_its_folder_if_all_samples_are_invalid(
     assert done.exit_code == code
     assert ("all samples are invalid" in done.stderr) is (scores == [None, None] and is_taught)
     assert ("no reward scores this row (teacher.when)" in done.stderr) is not is_taught
+    assert (commands.LEGEND in done.stdout) is bool(scores)
     assert (f"kept: {folders[0]}, with its logs" in done.stderr) is (code == 1)
     assert folders[0].exists() is (code == 1)

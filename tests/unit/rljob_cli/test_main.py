@@ -58,7 +58,7 @@ def test_run_with_a_missing_data_file_prints_line_and_field(job):
         (["init", "taken"], "taken: File exists; fix the file, or pass another path"),
         (["init", "n" * 300], "File name too long"),
         (["validate", "."], ".: not a file; pass the path of a job's YAML file"),
-        (["validate", "none.yaml"], "none.yaml: not found; pass the path of a job's YAML file"),
+        (["validate", "none.yaml"], "none.yaml: not found; did you mean job.yaml?; pass the path of a job's YAML file"),
         (["validate", "job.yaml", "--volume", "claim"], "--volume must be CLAIM=DIR, got claim"),
         (["run", "job.yaml", "--dir", "taken"], "taken: File exists"),
         (["test-reward", "job.yaml", "--file", "latin-1"], "latin-1:1: is not UTF-8 text"),

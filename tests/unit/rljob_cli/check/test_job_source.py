@@ -9,13 +9,20 @@ from unittest.mock import Mock
 import pytest
 
 from rljob_api.errors import TransientError, UserError
+from rljob_api.manifest.immutable_fields import read_resume_fields
 from rljob_api.run.folder import FILE_BEST, FILE_COMPLETE, FILE_JOB, checkpoint_folder, export_folder
+from rljob_api.run.origin import FILE_ORIGIN, build_origin
 from rljob_api.run.start_model import FILE_PIN
 from rljob_cli.check import job_source
 from rljob_cli.check.job_source import MODEL, find_start_model, require_weights
 from rljob_cli.check.jobfile import load, load_partial
 from rljob_cli.check.preflight import check_objects
+from rljob_cli.check.samples import load_job_tokenizer
+from rljob_cli.check.verdict import judge
+from rljob_cli.run import runfolder
+from tests.support.hub import run_hub
 from tests.support.memory_backend import make_job
+from tests.support.model_folder import write_model
 from tests.unit.rljob_cli.check.test_jobfile import JOB
 
 
@@ -168,13 +175,34 @@ def test_copy_of_a_model_replaces_one_that_neither_the_hub_nor_its_cache_has(tmp
     copy.mkdir(parents=True)
     monkeypatch.setattr(job_source, "_CHECKOUT", tmp_path)
     job = make_job(model={"source": "hf://org/Small-1B"})
-    used = job_source.use_copy(job, tmp_path.parent)
+    used = job_source.use_copy(job, tmp_path.parent, None)
     assert used.spec.model.source == (str(copy) if is_offline else "hf://org/Small-1B")
     assert (f"takes the copy {copy}" in capsys.readouterr().err) is is_offline
     for other in ("hf://org/other", "./small-1b"):
         job = make_job(model={"source": other})
-        assert job_source.use_copy(job, tmp_path) is job
+        assert job_source.use_copy(job, tmp_path, None) is job
     assert asked == ["hf://org/Small-1B"], "without a copy, the checks ask the Hub once"
+
+
+@pytest.mark.parametrize(("source", "is_kept"), [(".models/small", True), ("hf://org/small", False)])
+def test_run_that_began_with_a_copy_resumes_with_it_though_the_hub_answers(tmp_path, monkeypatch, source, is_kept):
+    """Else its checkpoints are of another job than the one that goes on."""
+    monkeypatch.setattr(job_source, "find_repository", lambda *_: Mock(is_cached=False))
+    copy = tmp_path / ".models/small"
+    copy.mkdir(parents=True)
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB.replace("./model", "hf://org/small"))
+    run = tmp_path / "runs/j"
+    (run / "checkpoints/step-000002").mkdir(parents=True)
+    (run / "checkpoints/step-000002" / FILE_COMPLETE).touch()
+    began = load(path, [f"spec.model.source={copy if is_kept else source}"]).job
+    runfolder.prepare(run, began)
+    fields = read_resume_fields(began.spec)
+    (run / FILE_ORIGIN).write_text(build_origin(fields.fixed, fields.recorded).model_dump_json())
+    job = load(path, runs=tmp_path / "runs").job
+    assert job.spec.model.source == (str(copy) if is_kept else source)
+    assert runfolder.find_changed(run, job) == ([], [])
+    assert load_partial(path, runs=tmp_path / "runs", resumes=False).job.spec.model.source == "hf://org/small"
 
 
 @pytest.mark.parametrize("is_cached", [False, True])
@@ -185,3 +213,21 @@ def test_run_on_a_machine_without_the_hub_takes_models_from_its_cache(monkeypatc
     job_source.go_offline(make_job(model={"source": "hf://org/small"}))
     assert os.environ["HF_HUB_OFFLINE"] == ("1" if is_cached else "0")
     assert ("takes hf://org/small from its cache" in capsys.readouterr().err) is is_cached
+
+
+@pytest.mark.parametrize("has_copy", [False, True])
+def test_hub_is_asked_once_for_a_model_by_all_that_checks_it(tmp_path, monkeypatch, has_copy):
+    """By the copy in .models, the checks, which run in a process of their own, and the samples of a reward."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    (tmp_path / ".models" / ("small" if has_copy else "other")).mkdir(parents=True)
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB.replace("./model", "hf://org/small"))
+    with run_hub(tmp_path / "hub") as hub:
+        hub.add("models/org/small", write_model(tmp_path / "model"))
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        file = load_partial(path, runs=tmp_path)
+        judge(file, tmp_path / "run", {}, should_call=False)
+        assert load_job_tokenizer(file.job) is not None
+    assert [request for request in hub.requests if request.startswith("GET /api/models/")] == [
+        "GET /api/models/org/small"
+    ]

@@ -258,3 +258,10 @@ def test_invalid_reward_model_and_override_are_reported_together(path):
         load(refer(path, MODELS.replace("slots: 3", "slots: 0")), ["spec.schedule.steps=0"])
     assert "spec.schedule.steps must be at least 1" in str(error.value)
     assert "spec.slots must be at least 1" in str(error.value)
+
+
+def test_a_path_without_a_job_is_answered_with_the_nearest_name(path):
+    with pytest.raises(
+        UserError, match=r"job\.yml: not found; did you mean job\.yaml\?; pass the path of a job's YAML"
+    ):
+        load(path.with_suffix(".yml"))

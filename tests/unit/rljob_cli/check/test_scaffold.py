@@ -487,3 +487,22 @@ def test_a_dataset_of_the_hub_is_split_by_its_rows(tmp_path):
     init(tmp_path / "own", "--data", "hf://org/rows")
     data = load(tmp_path / "own" / "rljob.yaml").job.spec.data
     assert (data.train.offset, data.eval.limit, data.eval.split) == (64, 64, "train")
+
+
+@pytest.mark.parametrize("kind", [None, "program", "environment"])
+def test_answers_that_are_objects_are_json_wherever_a_model_would_write_them(tmp_path, monkeypatch, kind):
+    monkeypatch.chdir(tmp_path)
+    gold, shown = {"name": "Zoë", "ok": True}, '{"name": "Zoë", "ok": true}'
+    write_rows(tmp_path / "rows.jsonl", 1, label=gold)
+    done = init("own", "--data", "rows.jsonl", *(["--agent", kind] if kind else []))
+    module = {}
+    if kind is None:
+        lines = map(json.loads, (tmp_path / "own/data/completions.jsonl").read_text().splitlines())
+        assert next(lines) == {"prompt": "q0", "completion": shown, "answer": gold, "level": 0}
+        exec((tmp_path / "own/reward.py").read_text(), module)
+        assert module["compute_score"]("", shown, gold)["score"] == 1.0
+    else:
+        assert f"--completion 'I do not know.' --completion '{shown}'\n" in done.output
+        monkeypatch.setitem(sys.modules, "openai", SimpleNamespace(OpenAI=None))
+        exec((tmp_path / "own" / f"{'agent' if kind == 'program' else kind}.py").read_text(), module)
+        assert module["check"](f"It is {shown}", gold) == ""

@@ -139,6 +139,12 @@ def test_table_shows_as_much_of_a_text_as_there_is_room_for(limit, shown):
     assert [part for part in text.split() if part.startswith("x")] == [shown]
 
 
+def test_table_shows_an_answer_that_is_an_object_as_json():
+    groups = [[builder().build_row("test-0", {"completion": "x", "answer": {"ok": True}}, 0)]]
+    outcomes = label_outcomes(groups, [[ScoreResult(id="test-0", valid=True, score=1.0)]], in_groups=False)
+    assert '{"ok": true}' in to_text(build_table("r", outcomes))
+
+
 def test_model_of_a_reward_runs_next_to_its_server_where_there_is_no_trainer():
     reward = {"name": "rm", "model": {"source": "/m", "placement": "trainer"}}
     job = make_job(rollout={"placement": "trainer"}, rewards=[reward])
@@ -157,3 +163,9 @@ def test_what_a_program_printed_stands_without_the_lines_of_its_server(tmp_path)
     (tmp_path / "a-agent-runner-0.log").write_text("\n".join(lines))
     (tmp_path / "a-head-0.log").write_text("of the head")
     assert collect_output(tmp_path, "a-agent-*.log") == "\n".join([lines[0], *lines[2:]])
+
+
+def test_a_file_of_rows_that_does_not_exist_is_answered_with_the_nearest_name(tmp_path):
+    (tmp_path / "completions.jsonl").touch()
+    with pytest.raises(UserError, match=r"completion\.jsonl not found; did you mean completions\.jsonl\?"):
+        _read_rows([], None, "", tmp_path / "completion.jsonl")

@@ -189,13 +189,13 @@ def test_name_of_a_run_means_the_run_and_not_the_folder_of_its_job(run_dir, tmp_
     ("arguments", "message"),
     [
         (["nowhere"], "run not found"),
-        (["diff", "a"], "diff takes two runs, got 1"),
-        (["a", "b"], "pass one run, or: diff RUN_A RUN_B"),
-        (["a", "--lane", "test"], "--lane must be train or eval, got test"),
+        (["diff", "sums"], "diff takes two runs, got 1"),
+        (["sums", "sums"], "pass one run, or: diff RUN_A RUN_B"),
+        (["sums", "--lane", "test"], "--lane must be train or eval, got test"),
     ],
 )
-def test_invalid_arguments_are_reported_with_a_remedy(arguments, message):
-    done = rljob(*arguments)
+def test_invalid_arguments_are_reported_with_a_remedy(run_dir, arguments, message):
+    done = rljob(*arguments, "--dir", run_dir.parent)
     assert done.exit_code == 2
     assert message in done.output
 

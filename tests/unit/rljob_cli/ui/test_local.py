@@ -14,7 +14,6 @@ from rljob_api.read.load import load_job
 from rljob_api.run.metrics import append_records
 from rljob_cli.commands import shorten
 from rljob_cli.main import app
-from rljob_cli.options import Target
 from rljob_cli.ui import local
 from tests.paths import ROOT
 from tests.support.records import step_record
@@ -120,16 +119,6 @@ def test_run_is_resumed_by_the_command_that_started_it(run, command):
 def test_path_without_a_run_is_not_looked_for_in_a_cluster(run, command):
     code, output = rljob(command, "runs/nope")
     assert (code, "no run at runs/nope; `rljob ls` lists runs" in output) == (2, True)
-
-
-def test_name_means_a_job_where_there_is_a_cluster_unless_the_run_is_meant(run, monkeypatch):
-    assert local.find_here("sums", Target()) == run
-    assert local.find_here("sums", Target(namespace="research")) is None
-    monkeypatch.setenv("KUBECONFIG", "/k")
-    assert local.find_here("sums", Target()) is None
-    assert local.find_here("runs/sums", Target()) == run
-    monkeypatch.setattr(local, "is_in_use", lambda folder: True)
-    assert local.find_here("sums", Target()) == run
 
 
 @pytest.mark.parametrize(

@@ -57,12 +57,12 @@ def test_a_checkout_is_installed_by_make(monkeypatch):
 
 
 def test_a_command_names_the_extra_that_it_lacks(monkeypatch):
-    require("data", "rljob test-reward")
+    require("rljob test-reward", "data")
     monkeypatch.setitem(MODULES, "data", ("json", "rljob_absent"))
     with pytest.raises(
         UserError, match=r"^rljob test-reward needs the extra data \(rljob_absent not installed\); run `"
     ):
-        require("data", "rljob test-reward")
+        require("rljob test-reward", "data")
 
 
 def test_missing_modules_of_an_extra_are_listed():

@@ -5,6 +5,8 @@ needs `score`; other numbers in it become curves. `rljob test-reward` and the lo
 After an exception the sample is masked: it never counts as zero.
 """
 
+import json
+
 
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     """1 for a completion that is the answer, 0.5 for one that ends with it, 0.1 for one that contains it. Rows without
@@ -12,6 +14,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     if ground_truth is None:
         words = len(solution_str.split())
         return {"score": 50 / max(50, words), "words": words}
-    text, answer = solution_str.strip().rstrip("."), str(ground_truth).strip()
+    answer = ground_truth if isinstance(ground_truth, str) else json.dumps(ground_truth, ensure_ascii=False)
+    text, answer = solution_str.strip().rstrip("."), answer.strip()
     exact, last, contained = text == answer, text.endswith(answer), answer in text
     return {"score": 1.0 if exact else 0.5 * last or 0.1 * contained, "exact": exact, "last": last}

@@ -5,6 +5,8 @@ docs/environments.md of RLJob has the interfaces of other projects.
 Each episode has a new object: `reset` returns what the policy sees first, `step` replies to each of its answers.
 """
 
+import json
+
 
 class AgentInstance:
     def __init__(self, tries=2):
@@ -27,5 +29,6 @@ class AgentInstance:
 
 def check(text, answer):
     """Return what is wrong with an answer; empty if its last words are the right ones."""
-    words, right = text.strip().rstrip(".").split(), str(answer).split()
+    answer = answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False)
+    words, right = text.strip().rstrip(".").split(), answer.split()
     return "" if words[-len(right) :] == right else f"{' '.join(words[-len(right) :])} is wrong. Try again."

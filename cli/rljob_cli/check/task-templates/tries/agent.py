@@ -5,6 +5,8 @@ row, `answer` its column. OPENAI_BASE_URL and OPENAI_API_KEY are set, so any cli
 each token that it samples is trained.
 """
 
+import json
+
 from openai import OpenAI
 
 TRIES = 2
@@ -26,5 +28,6 @@ def run(messages, answer):
 
 def check(text, answer):
     """Return what is wrong with an answer; empty if its last words are the right ones."""
-    words, right = text.strip().rstrip(".").split(), str(answer).split()
+    answer = answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False)
+    words, right = text.strip().rstrip(".").split(), answer.split()
     return "" if words[-len(right) :] == right else f"{' '.join(words[-len(right) :])} is wrong. Try again."

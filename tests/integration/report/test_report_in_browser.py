@@ -163,6 +163,8 @@ def test_the_address_has_the_filters(browser, recorded, opened):
     assert titles(other) == titles(opened)
     assert count(other) == 1
     expect(other.locator("#trajectories-title")).to_be_in_viewport()
+    bottom = "all => all[0].getBoundingClientRect().bottom"
+    assert other.eval_on_selector_all("nav", bottom) < other.eval_on_selector_all("#trajectories-title", bottom)
 
 
 def test_the_worst_of_the_last_step_comes_first(opened):

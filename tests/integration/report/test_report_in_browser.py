@@ -167,6 +167,15 @@ def test_the_address_has_the_filters(browser, recorded, opened):
     assert other.eval_on_selector_all("nav", bottom) < other.eval_on_selector_all("#trajectories-title", bottom)
 
 
+def test_a_reason_leads_to_its_samples(opened):
+    total = count(opened)
+    opened.locator("#failures a", has_text="exception").click()
+    assert field(opened, "reason").input_value() == "exception"
+    assert 0 < count(opened) < total
+    assert opened.locator(".sample .badge.invalid").count() == opened.locator(".sample").count()
+    assert opened.evaluate("document.activeElement.id") == "trajectories-title"
+
+
 def test_the_worst_of_the_last_step_comes_first(opened):
     field(opened, "show").select_option("worst")
     field(opened, "order").select_option("new")

@@ -256,7 +256,7 @@
   more.addEventListener("click", showMore);
   const isLink = readAddress();
   refresh();
-  addEventListener("hashchange", () => readAddress() && refresh());
+  addEventListener("hashchange", () => readAddress() && (goToSamples(), refresh()));
 
   // j and k move between samples, unless a field has the focus.
   document.addEventListener("keydown", (event) => {

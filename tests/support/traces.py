@@ -40,6 +40,9 @@ class Seen:
     """Ids of spans."""
     events: tuple[tuple[str, Mapping[str, Any]], ...] = ()
     service: str = ""
+    resource: Mapping[str, Any] = field(default_factory=dict)
+    scope: tuple[str, str, str] = ("", "", "")
+    """Name and version of what made it, and the URL of the schema that it follows."""
     failed: bool = False
 
 
@@ -207,7 +210,8 @@ class Collector:
         for of_resource in request.resource_spans:
             resource = _attributes(of_resource.resource.attributes)
             for scope in of_resource.scope_spans:
-                self._spans += [_read_sent(each, resource) for each in scope.spans]
+                made_by = (scope.scope.name, scope.scope.version, scope.schema_url)
+                self._spans += [_read_sent(each, resource, made_by) for each in scope.spans]
 
     def spans(self) -> list[Seen]:
         return list(self._spans)
@@ -222,7 +226,7 @@ class Collector:
         self._server.server_close()
 
 
-def _read_sent(span: Any, resource: Mapping[str, Any]) -> Seen:
+def _read_sent(span: Any, resource: Mapping[str, Any], scope: tuple[str, str, str]) -> Seen:
     return Seen(
         name=span.name,
         trace=span.trace_id.hex(),
@@ -235,6 +239,8 @@ def _read_sent(span: Any, resource: Mapping[str, Any]) -> Seen:
         links=tuple(link.span_id.hex() for link in span.links),
         events=tuple((event.name, _attributes(event.attributes)) for event in span.events),
         service=str(resource.get("service.name", "")),
+        resource=resource,
+        scope=scope,
         failed=span.status.code == 2,
     )
 

@@ -19,6 +19,7 @@ import os
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Final, Self
+from urllib.parse import urlsplit
 
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.roles import Sampling
@@ -98,6 +99,7 @@ def record_completion(chat: Span, completion: Completion) -> None:
     chat.set(
         {
             "gen_ai.usage.output_tokens": len(completion.token_ids),
+            "gen_ai.response.model": SERVED_MODEL_NAME,
             "gen_ai.response.finish_reasons": ["length" if completion.truncated else "stop"],
             "rljob.weights.oldest": min(completion.versions, default=None),
             "rljob.weights.newest": max(completion.versions, default=None),
@@ -156,23 +158,17 @@ def begin_group(members: Sequence[str]) -> Span:
     return span("score group", {"rljob.group_size": len(members)}, parent=parent, links=traced[1:])
 
 
-def begin_attempt(address: str, path: str, number: int) -> Span:
-    """One HTTP request to a replica. `number`: from 1."""
-    host, _, port = address.partition(":")
+def begin_attempt(url: str, path: str, number: int) -> Span:
+    """One HTTP request to a replica. The path of `url` is left out: an endpoint's may have a key. `number`: from 1."""
+    server = urlsplit(url)
     attributes = {
         "http.request.method": "POST",
         "url.path": path,
-        "server.address": host,
-        "server.port": int(port) if port.isdecimal() else None,
+        "server.address": server.hostname,
+        "server.port": server.port or (443 if server.scheme == "https" else 80),
         "http.request.resend_count": number - 1 if number > 1 else None,
     }
     return span(f"POST {path}", attributes, kind="client")
-
-
-def record_status(attempt: Span, status: int) -> None:
-    attempt.set({"http.response.status_code": status})
-    if status != 200:
-        attempt.fail(str(status))
 
 
 def _word(reason: InvalidReason | None) -> str | None:

@@ -10,6 +10,7 @@ import os
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib import metadata
 from typing import Final
 
 from rljob_api.tracing import spans
@@ -23,7 +24,6 @@ _ENV_QUEUE: Final = "OTEL_BSP_MAX_QUEUE_SIZE"
 _QUEUE_SPANS: Final = 16_384
 """Spans that wait for the collector, of about 2 KiB each. More are dropped."""
 _CLOSE_SECONDS: Final = 3.0
-_EXTRA: Final = "opentelemetry-exporter-otlp-proto-http"
 
 
 def is_configured(environ: Mapping[str, str]) -> bool:
@@ -41,17 +41,23 @@ def exporting(service: str, attributes: Mapping[str, str], *, ratio: float = 0.0
     try:
         from rljob_api.tracing.recording import OpenTelemetryRecorder, build_provider
     except ImportError as error:
-        log.warning("no traces: %s; install %s in the image", error, _EXTRA)
+        log.warning("no traces: %s; install opentelemetry-exporter-otlp-proto-http in the image", error)
         yield
         return
-    queue = None if os.environ.get(_ENV_QUEUE) else _QUEUE_SPANS
+    version = metadata.version("rljob-api")
+    own = {"service.name": service, "service.version": version, **attributes}
     try:
-        provider = build_provider({"service.name": service, **attributes}, ratio, queue)
+        provider = build_provider(own, ratio, None if os.environ.get(_ENV_QUEUE) else _QUEUE_SPANS)
     except Exception as error:  # of a variable, which others may have set in all Pods of a cluster
         log.warning("no traces: a variable OTEL_* has a value that OpenTelemetry refuses: %r", error)
         yield
         return
-    spans.use(OpenTelemetryRecorder(provider.get_tracer("rljob")))
+    spans.use(
+        OpenTelemetryRecorder(
+            # The names of attributes follow this version of OpenTelemetry's conventions.
+            provider.get_tracer("rljob", version, "https://opentelemetry.io/schemas/1.44.0")
+        )
+    )
     try:
         yield
     finally:

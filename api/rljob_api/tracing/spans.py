@@ -34,6 +34,12 @@ class Span:
         """Mark it as failed. `kind`: a word with few values, such as a reason or the name of an exception's class: the
         texts of errors have parts of answers and addresses."""
 
+    def record_status(self, status: int) -> None:
+        """Add the status of the HTTP response."""
+        self.set({"http.response.status_code": status})
+        if status != 200:
+            self.fail(str(status))
+
     def end(self) -> None:
         """End it, if it has not ended."""
 

@@ -36,7 +36,8 @@ from rljob_cli.trajectories.log import DamagedFileError, read_values
 
 _MAX_READ_BYTES = 8 << 20
 """Limit of Parquet files: about 10,000 samples of 300 words, which take about a second."""
-_MAX_ROWS_PER_FILE = 2_000
+_MIN_ROW_BYTES = 800
+"""A sample counts as at least so many: short ones compress to a tenth of that, and take as long."""
 _MIN_ROWS_PER_FILE = 2
 _MAX_FILES = 400
 """Steps and evaluations. The page has at most twice as many samples."""
@@ -89,7 +90,7 @@ def collect_run(
     name = name_run(job, folder)
     damaged: list[str] = []
     counts = [_count_rows(file.path, damaged) for file in files]
-    sizes = [_size(file.path) for file in files]
+    sizes = [max(_size(file.path), _MIN_ROW_BYTES * count) for file, count in zip(files, counts, strict=True)]
     max_bytes = _MAX_READ_BYTES if max_files is None else _MAX_READ_BYTES // 4
     readings = plan_reading(list(zip(files, sizes, counts, strict=True)), max_bytes)
     return RunData(
@@ -165,8 +166,7 @@ def plan_reading(
         chosen.append(each)
     share = max(1.0, sum(size for _, size, _ in chosen) / max_bytes)
     return sorted(
-        Reading(file, min(_MAX_ROWS_PER_FILE, num_rows, max(_MIN_ROWS_PER_FILE, int(num_rows / share))))
-        for file, _, num_rows in chosen
+        Reading(file, min(num_rows, max(_MIN_ROWS_PER_FILE, int(num_rows / share)))) for file, _, num_rows in chosen
     )
 
 

@@ -110,10 +110,13 @@ def render_page(run: RunData, now: datetime, live: LiveView | None = None, order
         script, style = ("\n".join(map(_read, names)) for names in (_PROGRAMS, _STYLES))
     data = embed_json(redactor.redact(described))
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    environment.filters |= {"score": number, "share": lambda value: f"{100 * value:.0f}%"}
-    environment.filters["seconds"] = show_seconds
-    environment.filters["ago"] = lambda then: f"{format_age(then, now)} ago" if then else ""
-    environment.filters["plain"] = lambda text: _ESCAPE_SEQUENCE.sub("", text)
+    environment.filters |= {
+        "score": number,
+        "share": lambda value: f"{100 * value:.0f}%",
+        "seconds": show_seconds,
+        "ago": lambda then: f"{format_age(then, now)} ago" if then else "",
+        "plain": lambda text: _ESCAPE_SEQUENCE.sub("", text),
+    }
     page = environment.from_string(_read("report.html.jinja")).render(
         run=run,
         summary=run.summary,

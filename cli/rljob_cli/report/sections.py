@@ -9,7 +9,6 @@ of the steps.
 
 import math
 import re
-import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -192,11 +191,11 @@ def _summarize(name: str, results: Sequence[ResultRow]) -> RewardTimes:
         name=name,
         num_results=len(results),
         num_valid=sum(result.valid for result in results),
-        mean_score=statistics.fmean(scores) if scores else None,
+        mean_score=fmean(scores) if scores else None,
         latency_p50_seconds=_quantile(latencies, 0.5),
         latency_p95_seconds=_quantile(latencies, 0.95),
         queue_p95_seconds=_quantile(list_known(result.queue_seconds for result in results), 0.95),
-        execute_mean_seconds=statistics.fmean(executions) if executions else None,
+        execute_mean_seconds=fmean(executions) if executions else None,
     )
 
 

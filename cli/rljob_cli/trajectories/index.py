@@ -21,8 +21,8 @@ _COLUMNS = (
     *("group", "set", "score", "truncated", "num_sampled_tokens", "failure", "own_reward"),
     *(f"rewards.list.element.{name}" for name in _RESULT_FIELDS),
 )
-ORDERS = ("", "high", "low", "long", "slow")
-"""By step; by score, the highest or lowest first; the longest first; the slowest reward first."""
+ORDERS = ("", "new", "high", "low", "long", "slow")
+"""By step, the oldest or newest first; by score, the highest or lowest; the longest first; the slowest reward first."""
 ORDER_BY = {"latency": "slow", "reward": "high"}
 """What --sort means."""
 LANES = ("", "train", "eval")
@@ -190,7 +190,7 @@ class LogIndex:
             chosen = known[np.unique(files[known], return_index=True)[1]]  # ties go to the first
         else:
             chosen = np.flatnonzero(kept)
-        if newest_first:
+        if newest_first or query.order == "new":
             chosen = chosen[np.argsort(-files[chosen], kind="stable")]
         if query.order == "slow":
             slowest = results[np.lexsort((-results["latency"], results["place"]))]

@@ -137,9 +137,9 @@ class UpstreamClient:
             try:
                 with begin_try(url, payload, num_tries) as span:
                     response = await self._send(url, payload)
+                    span.record_status(response.status)
                     if response.status == 200:
                         return self._accept(payload, response, span)
-                    record_status(span, response.status)
             except (aiohttp.ClientError, OSError) as error:  # includes timeouts of connecting
                 self._metrics.record_request("connection")
                 if self._engines:
@@ -279,18 +279,11 @@ def begin_try(url: str, payload: Json, number: int) -> Span:
     return span(f"{operation} {model}".strip(), attributes, kind="client")
 
 
-def record_status(attempt: Span, status: int) -> None:
-    """The server refused the request."""
-    attempt.set({"http.response.status_code": status})
-    attempt.fail(str(status))
-
-
 def record_answer(attempt: Span, answer: Json) -> None:
     """`answer`: JSON, whatever it says."""
     reported = answer.get("model")
     attempt.set(
         {
-            "http.response.status_code": 200,
             "gen_ai.response.model": reported if isinstance(reported, str) else None,
             "gen_ai.usage.input_tokens": int(count_tokens(answer, "prompt")) or None,
             "gen_ai.usage.output_tokens": int(count_tokens(answer, "completion")) or None,

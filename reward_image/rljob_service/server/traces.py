@@ -20,8 +20,6 @@ from rljob_service.http.server import LEFT, Request
 from rljob_service.results import ExecutionResult
 from rljob_service.server.served_service import ServedService
 
-_OK = 200
-
 
 def tracing_requests(service: ServedService) -> AbstractContextManager[None]:
     """Return the context in which requests of traces are recorded. A server begins no trace."""
@@ -46,9 +44,7 @@ def begin_request(request: Request) -> str:
         if status == LEFT:
             span.set({"rljob.cancelled": True})
         else:
-            span.set({"http.response.status_code": status})
-            if status != _OK:
-                span.fail(str(status))
+            span.record_status(status)
         span.end()
 
     request.call_at_end(end)

@@ -87,7 +87,9 @@ def choose_step(page: Page, step: int, lane: str) -> None:
 
 
 def titles(page: Page) -> list[str]:
-    return page.locator(".sample h3").all_inner_texts()
+    """Return for each sample the heading of its group, and its own."""
+    return page.locator("#samples .sample").evaluate_all("""all => all.map((each) =>
+      `${each.closest(".group").querySelector("h3").textContent}, ${each.querySelector("h3").textContent}`)""")
 
 
 def scores(page: Page) -> list[float | None]:
@@ -147,7 +149,7 @@ def test_a_drag_shows_a_part_of_the_run_in_all_charts(opened):
 def test_values_are_a_table_whose_steps_lead_to_samples(opened):
     figure = opened.locator("figure").first
     figure.locator("summary").click()
-    figure.locator("button.step", has_text="4").first.press("Enter")
+    figure.locator(".numbers button", has_text="4").first.press("Enter")
     assert all(title.startswith("Step 4, training") for title in titles(opened))
     assert opened.evaluate("document.activeElement.id") == "trajectories-title"
 
@@ -160,6 +162,25 @@ def test_the_address_has_the_filters(browser, recorded, opened):
     other.goto(link)
     assert titles(other) == titles(opened)
     assert count(other) == 1
+    expect(other.locator("#trajectories-title")).to_be_in_viewport()
+    bottom = "all => all[0].getBoundingClientRect().bottom"
+    assert other.eval_on_selector_all("nav", bottom) < other.eval_on_selector_all("#trajectories-title", bottom)
+
+
+def test_a_reason_leads_to_its_samples(opened):
+    total = count(opened)
+    opened.locator("#failures a", has_text="exception").click()
+    assert field(opened, "reason").input_value() == "exception"
+    assert 0 < count(opened) < total
+    assert opened.locator(".sample .badge.invalid").count() == opened.locator(".sample").count()
+    assert opened.evaluate("document.activeElement.id") == "trajectories-title"
+
+
+def test_the_worst_of_the_last_step_comes_first(opened):
+    field(opened, "show").select_option("worst")
+    field(opened, "order").select_option("new")
+    lanes = {title.split(", group")[0] for title in titles(opened)[:2]}
+    assert lanes == {"Step 8, evaluation", "Step 8, training"}
 
 
 def test_a_group_is_one_view(opened):
@@ -244,10 +265,10 @@ def test_keyboard_reaches_the_content_and_moves_between_samples(opened):
     opened.keyboard.press("Tab")
     assert opened.evaluate("document.activeElement.textContent") == "Skip to the content"
     assert opened.locator(".skip").bounding_box()["x"] >= 0, "visible while it has the focus"
-    focused = "document.activeElement.querySelector('h3')?.textContent"
+    focused = "[...document.querySelectorAll('.sample')].indexOf(document.activeElement)"
     for key, index in (("j", 0), ("j", 1), ("k", 0)):
         opened.keyboard.press(key)
-        assert opened.evaluate(focused) == titles(opened)[index]
+        assert opened.evaluate(focused) == index
     field(opened, "text").focus()
     opened.keyboard.type("jk")
     assert field(opened, "text").input_value() == "jk"
@@ -325,7 +346,7 @@ def test_hostile_text_is_shown_as_text(browser, tmp_path):
     drawn = page.locator("#samples .text").evaluate_all("all => all.map(each => each.textContent)")
     assert drawn == [HOSTILE, f"{HOSTILE} 0", f"{HOSTILE} 1"]
     field(page, "texts").select_option("raw")
-    assert titles(page) == ["Step 9, training, group 0, sample 0", "Step 9, training, group 0, sample 1"]
+    assert titles(page) == ["Step 9, training, group 0, Sample 0", "Step 9, training, group 0, Sample 1"]
     shown = page.locator("#samples pre").evaluate_all("all => all.map(each => each.textContent)")
     assert shown == [HOSTILE, HOSTILE, f"{HOSTILE} 0", f"{HOSTILE} 1"]
     shown = yaml.safe_load(page.locator("#job pre").evaluate("each => each.textContent"))

@@ -110,7 +110,9 @@ def choose_step(page: Page, step: int, lane: str) -> None:
 
 
 def titles(page: Page) -> list[str]:
-    return page.locator("#samples .sample h3").all_inner_texts()
+    """Return for each sample the heading of its group, and its own."""
+    return page.locator("#samples .sample").evaluate_all("""all => all.map((each) =>
+      `${each.closest(".group").querySelector("h3").textContent}, ${each.querySelector("h3").textContent}`)""")
 
 
 def test_long_answers_come_page_by_page(opened):
@@ -119,7 +121,7 @@ def test_long_answers_come_page_by_page(opened):
     choose_step(page, 9, "train")
     expect(page.locator("#count")).to_have_text(f"{NUM_SAMPLES} of {NUM_SAMPLES} samples match")
     choose(page, "order", "slow")
-    expect(page.locator(".sample h3").first).to_have_text(f"Step 9, training, group 0, sample {NUM_SAMPLES - 64}")
+    expect(page.locator(".sample h3").first).to_have_text(f"Sample {NUM_SAMPLES - 64}")
     assert page.locator(".sample").count() == 40
     page.get_by_role("button", name="Show 40 more").click()
     expect(page.locator(".sample")).to_have_count(80)
@@ -139,8 +141,8 @@ def test_point_of_a_curve_leads_to_the_samples_of_its_step(opened):
     assert page.evaluate("location.hash") == "#step=3&lane=train"
     values = page.locator("#curves figure").first
     values.locator("summary").click()
-    values.locator("button.step").last.press("Enter")
-    expect(page.locator(".sample h3").first).to_contain_text("evaluation")
+    values.locator(".numbers button").last.press("Enter")
+    expect(page.locator(".group h3").first).to_contain_text("evaluation")
     assert page.evaluate("document.activeElement.id") == "trajectories-title"
 
 
@@ -164,8 +166,16 @@ def test_words_and_numbers_are_whole_and_the_run_that_is_shown_is_in_sight(brows
       range.selectNodeContents(cell);
       return new Set([...range.getClientRects()].map((each) => Math.round(each.bottom / 8))).size;
     })"""
-    for selector in ("#runs td", "#time td[data-value]:not(:has(meter))", ".sample td:not(.prose)"):
+    for selector in ("#runs td:not(.prose)", "#time td[data-value]:not(:has(meter))", ".sample td:not(.prose)"):
         assert max(opened.page.eval_on_selector_all(selector, num_lines)) == 1, selector
+    narrowest = "all => Math.min(...all.map((each) => each.clientWidth))"
+    for selector in ("#runs .prose", "#time .prose"):
+        assert opened.page.eval_on_selector_all(selector, narrowest) >= 200, "text is no column of words"
+    hidden = "all => Math.max(...all.map((each) => each.scrollWidth - each.clientWidth))"
+    for selector in (".sample table", "#runs table") if width == 1000 else ():
+        assert opened.page.eval_on_selector_all(selector, hidden) <= 0, f"{selector} has room for its columns"
+    heights = "all => all.map((each) => each.offsetHeight)"
+    assert len({*opened.page.eval_on_selector_all("#filters :is(input, select, button)", heights)}) == 1
     box, shown = (opened.page.locator(each).bounding_box() for each in (".list", "#runs [aria-current]"))
     assert box["y"] < shown["y"] < box["y"] + box["height"] - shown["height"]
     opened.close()
@@ -224,7 +234,7 @@ def test_scored_samples_take_one_line_each_and_open_to_their_texts(browser, url,
 def test_new_step_is_announced_and_drawn(opened, runs):
     page = opened.page
     expect(page.locator("#now")).to_be_hidden()
-    expect(page.locator("#announce")).to_contain_text("no head answers")
+    expect(page.locator("#announce")).to_have_text("the run has ended")
     plot = page.locator("#curves figure").first.locator(".plot")
     expect(plot).to_have_attribute("aria-label", re.compile("training: .* in 8 points"))
     append_records(runs / "letters" / "metrics.jsonl", [step_record(9, reward=0.9, time=2e9)])
@@ -256,6 +266,9 @@ def test_a_run_has_one_colour_everywhere(browser, url):
     by_run = {name: {colour for run, colour in found if run == name} for name in own}
     assert {len(each) for each in by_run.values()} == {1}
     assert by_run["letters"] != by_run["other"]
+    lengths = opened.page.locator("#curves figure", has_text="Completion length").locator(".legend .swatch")
+    styles = lengths.evaluate_all("all => all.map(each => getComputedStyle(each).borderTopStyle)")
+    assert styles[:3] == ["solid", "dotted", "dashed"], "the mean, the longest, and those that are held out"
     opened.close()
 
 

@@ -3,9 +3,9 @@
 import pytest
 
 from rljob_api.tracing import spans
-from rljob_trainer.traces import tracing_episodes
+from rljob_trainer.traces import begin_attempt, tracing_episodes
 from tests.support.job_simulation import make_job
-from tests.support.traces import Collector
+from tests.support.traces import Collector, recording
 
 
 @pytest.mark.parametrize(("tracing", "has_endpoint"), [(None, True), ({"endpoint": "http://x:4318"}, False)])
@@ -27,3 +27,20 @@ def test_episodes_are_traced_at_the_ratio_of_the_job(monkeypatch):
             pass
         assert len(collector.spans()) == ratio
     collector.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "server"),
+    [
+        ("http://10.0.0.7:8080/v1/score", ("10.0.0.7", 8080)),
+        ("https://scorer.example.com/key-51", ("scorer.example.com", 443)),
+        ("http://scorer.example.com", ("scorer.example.com", 80)),
+    ],
+)
+def test_an_attempt_names_its_server_and_not_the_path_of_an_endpoint(url, server):
+    with recording() as recorded:
+        with spans.root("episode", {}), begin_attempt(url, "/v1/score", 1):
+            pass
+        attempt, _ = recorded.spans()
+    assert (attempt.attributes["server.address"], attempt.attributes["server.port"]) == server
+    assert "key-51" not in str(attempt)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.roles import RolloutRole, Sampling
+from rljob_api.tracing.spans import Span
 from rljob_api.wire import contract
 from rljob_api.wire.discovery import listening_port, resolve
 from rljob_api.wire.driver_status import HungPart
@@ -106,8 +107,8 @@ class RolloutClient:
                 key = self.replicas.fleet.required_key
                 payload = generate.build_payload(token_ids, sampling, seed, key, self._special_ids)
                 payload["sampling_params"] |= extra
-                with traces.begin_attempt(lease.address, generate.PATH, num_attempts + 1) as span:
-                    completion = await self._attempt(lease, payload, key)
+                with traces.begin_attempt(f"http://{lease.address}", generate.PATH, num_attempts + 1) as span:
+                    completion = await self._attempt(lease, payload, key, span)
                     span.set({"rljob.retried": completion is None})
                 if completion is not None:
                     return completion
@@ -151,21 +152,22 @@ class RolloutClient:
                     return found
         raise TransientError(f"a request for {path} failed {_MAX_ATTEMPTS} times; see the driver's log")
 
-    async def _attempt(self, lease: ReplicaLease, payload: dict[str, Any], key: str) -> Completion | None:
+    async def _attempt(self, lease: ReplicaLease, payload: dict[str, Any], key: str, span: Span) -> Completion | None:
         """Return None if another replica should serve the request."""
         try:
             try:
-                completion = await self._stream(lease, payload)
+                completion = await self._stream(lease, payload, span)
             except generate.RejectedPromptError:
                 await self._check_length(lease.address, len(payload["token_ids"]))
                 raise
         except (UserError, PromptTooLongError):
             raise
-        except aiohttp.SocketTimeoutError:
-            lease.silent(self._role.stall_timeout_seconds)
-            return None
         except (aiohttp.ClientError, OSError, ValueError, KeyError, TypeError) as error:
-            lease.failed(f"{type(error).__name__}: {error}")
+            span.fail(type(error).__name__)
+            if isinstance(error, aiohttp.SocketTimeoutError):
+                lease.silent(self._role.stall_timeout_seconds)
+            else:
+                lease.failed(f"{type(error).__name__}: {error}")
             return None
         match judge_versions(completion, key, spans_updates=self._spans_updates):
             case "accept":
@@ -180,7 +182,7 @@ class RolloutClient:
                 lease.failed(f"generated with weights {found} instead of {key}")
         return None
 
-    async def _stream(self, lease: ReplicaLease, payload: dict[str, Any]) -> Completion:
+    async def _stream(self, lease: ReplicaLease, payload: dict[str, Any], span: Span) -> Completion:
         """The timeout is of silence, not of the completion: a long one is well as long as tokens arrive."""
         url = f"http://{lease.address}{generate.PATH}"
         timeout = aiohttp.ClientTimeout(
@@ -191,6 +193,7 @@ class RolloutClient:
         async with self._session.post(
             url, data=body, headers=headers, timeout=timeout, allow_redirects=False
         ) as response:
+            span.record_status(response.status)
             if response.status != 200:
                 text = await response.text()
                 generate.raise_rejection(response.status, text)

@@ -240,7 +240,8 @@ class ServiceClient(ABC, Generic[R]):
     async def _send(self, lease: ReplicaLease, pending: PendingRequest[R]) -> list[R] | None:
         """Send the request to a replica. Return its results; None if another attempt is needed."""
         sent_at, call = time.monotonic(), pending.call
-        with traces.begin_attempt(lease.address, call.path, pending.num_requests + 1) as span:
+        url = self._url or f"http://{lease.address}:{listening_port(PORT_SERVICE)}{call.path}"
+        with traces.begin_attempt(url, call.path, pending.num_requests + 1) as span:
             try:
                 body = call.encode(() if self.versions is None else self.versions.reads)
             except ValueError as error:
@@ -249,11 +250,10 @@ class ServiceClient(ABC, Generic[R]):
             pending.tried.add(lease.address)
             pending.num_requests += 1
             self.num_requests[call.lane] += 1
-            own = f"http://{lease.address}:{listening_port(PORT_SERVICE)}{call.path}"
             try:
-                async with self._request(self._url or own, body) as response:
+                async with self._request(url, body) as response:
                     text = await read_text(response, call.max_response_bytes)
-                    traces.record_status(span, response.status)
+                    span.record_status(response.status)
             except (aiohttp.ClientError, OSError) as error:  # a TimeoutError is an OSError
                 span.fail(type(error).__name__)
                 results = await self._judge_error(lease, pending, error, sent_at)

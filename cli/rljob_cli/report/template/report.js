@@ -79,6 +79,7 @@
     const keys = {
       high: (sample) => -(scoreOf(sample, value.reward) ?? -Infinity),
       low: (sample) => scoreOf(sample, value.reward) ?? Infinity,
+      new: (sample) => -sample.step,
       long: (sample) => -sample.tokens,
       slow: (sample) => -latency(sample, value.reward),
     };
@@ -115,20 +116,20 @@
   const rewardRow = (result) => {
     const parts = Object.entries(result.components).map(([name, value]) => `${name} ${number(value)}`);
     const text = result.valid ? parts.join(", ") : [result.reason, result.message].filter(Boolean).join(": ");
-    const made = row(result.name, result.valid ? number(result.score) : "invalid", text, seconds(result.latency), result.attempts ?? "-");
+    const tries = result.attempts > 1 ? ` (${result.attempts} attempts)` : "";
+    const made = row(result.name, result.valid ? number(result.score) : "invalid", text + tries, seconds(result.latency));
     made.cells[2].className = "prose";
     return made;
   };
 
   const card = (sample) => {
-    const title = `Step ${sample.step}, ${laneName(sample.lane)}, group ${sample.group}, sample ${sample.sample}`;
     const badges = [["invalid", isInvalid(sample)], ["truncated", sample.truncated]].filter(([, holds]) => holds).map(
       ([name]) => element("span", { className: `badge ${name}` }, name));
     return element(
-      "article", { className: "sample", tabIndex: -1 }, element("h3", {}, title),
+      "article", { className: "sample", tabIndex: -1 }, element("h3", {}, `Sample ${sample.sample}`),
       element("p", { className: "facts" }, `score ${number(sample.score)}, advantage ${number(sample.advantage)}, ${sample.tokens} tokens`, ...badges),
       ...textBlock("Completion", sample.completion, true),
-      table({ tabIndex: 0 }, ["reward", "score", "components, or why it is invalid", "latency", "attempts"], sample.rewards.map(rewardRow)),
+      table({ tabIndex: 0 }, ["reward", "score", "details", "latency"], sample.rewards.map(rewardRow)),
     );
   };
   const promptOf = (sample) => element("div", {}, ...textBlock("Prompt", sample.prompt, true),
@@ -138,7 +139,7 @@
   const append = (rows) => rows.forEach((sample) => {
     const key = `${place(sample)} ${sample.group} ${sample.prompt}`;
     if (list.lastElementChild?.key !== key) {
-      const title = `Group ${sample.group} of step ${sample.step}, ${laneName(sample.lane)}`;
+      const title = `Step ${sample.step}, ${laneName(sample.lane)}, group ${sample.group}`;
       const whole = button(() => showOnly({ step: sample.step, lane: sample.lane, group: sample.group }), {}, "Show the whole group");
       list.append(element("div", { className: "group", key }, element("h3", {}, title), promptOf(sample),
         ...(form.elements.group.value ? [] : [whole]), region("answers", `Answers: ${title}`)));
@@ -255,8 +256,7 @@
   more.addEventListener("click", showMore);
   const isLink = readAddress();
   refresh();
-  if (isLink) goToSamples();
-  addEventListener("hashchange", () => readAddress() && refresh());
+  addEventListener("hashchange", () => readAddress() && (goToSamples(), refresh()));
 
   // j and k move between samples, unless a field has the focus.
   document.addEventListener("keydown", (event) => {
@@ -309,7 +309,7 @@
   const laneOf = (curve) => (curve.eval ? "eval" : "train");
   const fillValues = (values, chart) => {
     const rows = chart.curves.flatMap((curve) => curve.x.map((step, index) => row(curve.name,
-      button(() => showStep(step, laneOf(curve), curve.run), { className: "step" }, step), show(curve, index))));
+      button(() => showStep(step, laneOf(curve), curve.run), {}, step), show(curve, index))));
     values.replaceChildren(values.firstElementChild, region("scroll", `Values of ${chart.title}`,
       table({ className: "numbers" }, ["curve", "step", "value"], rows)));
   };
@@ -338,7 +338,7 @@
         bands.push({ series: [first + 2, first + 1], fill: () => `color-mix(in srgb, ${paint(own)} 22%, transparent)` });
       }
       const swatch = element("span", { className: "swatch" });
-      Object.assign(swatch.style, { borderColor: own, borderTopStyle: dash.length ? "dashed" : "solid" });
+      Object.assign(swatch.style, { borderColor: own, borderTopStyle: dash[0] > 2 ? "dashed" : dash[0] ? "dotted" : "solid" });
       const text = element("b", {});
       const toggle = button(() => {
         const isShown = toggle.ariaPressed === "false";
@@ -418,6 +418,7 @@
   };
   drawCharts(data.charts);
   showColours();
+  if (isLink) goToSamples(); // what is above has its height now
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => plots.forEach(({ plot }) => plot.redraw()));
 
   // What is wider than the window is reached with the keyboard.
@@ -554,7 +555,7 @@
         if (lost) document.getElementById("lost").textContent = `${lost} samples were scored meanwhile that are not shown`;
       },
       status: ({ is_running: isRunning, rows }) => {
-        if (isRunning !== wasRunning) announce.textContent = isRunning ? "live" : ENDED;
+        if (isRunning !== wasRunning) announce.textContent = isRunning ? "live" : document.querySelector(".running, .unfinished") ? ENDED : "the run has ended";
         wasRunning = isRunning;
         for (const id of ["now", "to-now"]) document.getElementById(id).hidden = !isRunning;
         document.getElementById("waits").tBodies[0].replaceChildren(...rows.map((each) => row(...each)));

@@ -4,7 +4,9 @@ import logging
 import sys
 
 import pytest
+from opentelemetry.semconv.schemas import Schemas
 
+from rljob_api import __version__
 from rljob_api.tracing import spans
 from rljob_api.tracing.exporting import exporting
 from tests.support.traces import Collector
@@ -31,7 +33,10 @@ def test_all_spans_are_sent_at_the_end_with_headers_and_the_names_of_the_process
     assert not spans.is_on()
     chat, episode = collector.spans()
     assert (chat.name, chat.parent, chat.kind, episode.attributes) == ("chat", episode.id, "client", {"a": 1})
-    assert episode.service == "rljob-head"
+    assert (episode.service, episode.resource["service.version"]) == ("rljob-head", __version__)
+    name, version, schema = episode.scope
+    assert (name, version) == ("rljob", __version__)
+    assert schema in {each.value for each in Schemas}, "OpenTelemetry has published it"
     headers = {name.lower(): value for name, value in collector.headers[0].items()}
     assert (headers["x-team"], headers["authorization"]) == ("rl", "Bearer k")
 

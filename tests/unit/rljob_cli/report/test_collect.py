@@ -5,6 +5,8 @@ import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from rljob_api.errors import UserError
@@ -66,6 +68,15 @@ def test_run_without_a_log_still_has_its_curves(run):
     found = collect_run(run)
     assert (found.samples, found.num_samples) == ([], 0)
     assert (len(found.metrics.steps), len(found.metrics.evaluations)) == (8, 3)
+
+
+def test_of_many_short_samples_a_part_is_read(run):
+    for step in range(1, 5):
+        path = run / f"trajectories/step-00000{step}.train.parquet"
+        pq.write_table(pa.concat_tables([pq.read_table(path)] * 100), path, compression="zstd")
+    found = collect_run(run, max_files=40)
+    assert found.num_samples == 6_488
+    assert 2_000 < sum(map(len, found.samples)) < 3_000
 
 
 @pytest.mark.parametrize("size", [0, 2_000])

@@ -128,7 +128,7 @@ def test_run_without_anything_but_a_job_has_a_page(run, tmp_path):
     shutil.copy(DATA / "report" / "job.yaml", tmp_path)
     page = render_page(collect_run(tmp_path), NOW)
     outline(page)
-    for text in ("No step or evaluation has ended", "0 of 0 samples", "no record of its sessions"):
+    for text in ("No step or evaluation has ended", "0 of 0 samples", "no session is recorded"):
         assert text in page
     for text in ("every result was valid", "The whole run"):
         assert text not in page

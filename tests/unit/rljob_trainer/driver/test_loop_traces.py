@@ -9,6 +9,7 @@ from aiohttp import web
 
 from rljob_api.tracing import spans
 from rljob_api.wire.calls import EpisodeCall
+from rljob_api.wire.contract import PORT_SERVICE
 from tests.support.agent_services import call_text
 from tests.support.chat_templates import build_template
 from tests.support.driver_harness import stop_when
@@ -47,6 +48,9 @@ async def test_an_episode_of_one_answer(make_harness):
     assert (chat.kind, chat.attributes["gen_ai.operation.name"]) == ("client", "chat")
     assert chat.attributes["gen_ai.request.model"] == "policy"
     assert chat.attributes["gen_ai.usage.output_tokens"] > 0
+    assert chat.attributes["gen_ai.response.model"] == "policy"
+    [attempt] = episode.named(ATTEMPT)
+    assert attempt.attributes["http.response.status_code"] == 200
     [reward] = episode.named("reward correct")
     assert reward.events[0][0] == "gen_ai.evaluation.result"
     assert reward.attributes["rljob.score"] == reward.events[0][1]["gen_ai.evaluation.score.value"]
@@ -95,6 +99,7 @@ async def test_every_attempt_of_a_reward_is_a_span(make_harness):
     assert trace.names(reward)[:3] == ["reward correct", "queue", "POST /v1/score"]
     posts = [each for each in trace.children(reward) if each.name == "POST /v1/score"]
     assert [each.attributes["http.response.status_code"] for each in posts] == [503, 200]
+    assert {each.attributes["server.port"] for each in posts} == {PORT_SERVICE}
     resends = [(each.failed, each.attributes.get("http.request.resend_count")) for each in posts]
     assert resends == [(True, None), (False, 1)]
     assert not reward.failed, "its result counts"

@@ -8,6 +8,7 @@ from aiohttp import web
 
 from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.roles import RolloutRole, Sampling
+from rljob_api.tracing import spans
 from rljob_api.wire.contract import PORT_ROLLOUT
 from rljob_api.wire.weights import PullReport, RolloutWeights, WeightManifest
 from rljob_trainer.episodes.types import Completion, PromptTooLongError
@@ -18,6 +19,7 @@ from rljob_trainer.replicas.pull_reports import PullReports
 from rljob_trainer.replicas.rollout_client import RolloutClient, judge_versions, list_addresses
 from tests.support import seconds
 from tests.support.loopback import next_address
+from tests.support.traces import recording
 from tests.support.waiting import DEADLINE_SECONDS
 
 ADDRESS = next_address()
@@ -135,6 +137,21 @@ async def test_completion_has_exact_tokens_log_probs_and_versions(rollouts):
     assert found == Completion([5, 6, 7], [-0.1] * 3, [1] * 3, "0 1 2 ", truncated=False, generation="g")
     [request] = server.requests
     assert (request["token_ids"], request["cache_salt"], request["sampling_params"]["seed"]) == ([1, 2], "g:1", 9)
+
+
+async def test_each_attempt_is_a_span_with_its_status_or_its_error(rollouts):
+    unreadable = web.Response(text="data: {]\n\n", content_type="text/event-stream")
+    async with Server(web.Response(status=503), unreadable, events("g:1")):
+        await rollouts.sync(MANIFEST)
+        with recording() as recorded:
+            with spans.root("episode", {}):
+                await rollouts.complete([1], Sampling(max_tokens=8), 0)
+            attempts = [each for each in recorded.spans() if each.kind == "client"]
+    assert [each.attributes["http.response.status_code"] for each in attempts] == [503, 200, 200]
+    assert [each.failed for each in attempts] == [True, True, False]
+    assert {(each.attributes["server.address"], each.attributes["server.port"]) for each in attempts} == {
+        (ADDRESS, PORT_ROLLOUT)
+    }
 
 
 async def test_special_tokens_end_a_completion_by_their_ids(make_client):

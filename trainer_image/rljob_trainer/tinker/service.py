@@ -290,7 +290,7 @@ class Service:
                 if self._held != model.id:
                     await self._group.call(slot.hold, self._held, model.id, list(self._models))
                     self._held = model.id
-                return await work(model)  # type: ignore[no-any-return]
+                return await work(model)
             except BaseException as error:
                 if seq_id == 0:  # the ranks may hold what another model has left
                     self._end(model, f"{model.id} could not be created: {error}")

@@ -74,6 +74,12 @@ def test_a_client_learns_a_sentence_samples_it_and_goes_on_from_what_it_saved(se
     served = sampler.compute_logprobs(types.ModelInput.from_ints(SENTENCE)).result()
     assert served[0] is None
     assert served[1:] == pytest.approx(scored, abs=0.02), "the rollout serves another adapter than was trained"
+    texts = [types.ModelInput.from_ints(SENTENCE[:length]) for length in (25, 9, 17, 3)]
+    together = [sampler.compute_logprobs(text) for text in texts]  # beside answers that are sampled
+    sampler.sample(prompt, 4, params).result()
+    for each in together:
+        found = each.result()
+        assert found[1:] == pytest.approx(scored[: len(found) - 1], abs=0.02)
     base = client.create_sampling_client(base_model=NAME).result()
     assert sum(base.compute_logprobs(types.ModelInput.from_ints(SENTENCE)).result()[1:]) < -50
     assert sampler.compute_logprobs(types.ModelInput.from_ints(SENTENCE)).result() == served, "the way back"

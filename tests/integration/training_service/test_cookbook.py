@@ -148,7 +148,10 @@ def test_a_student_is_distilled_from_its_first_weights(recipes, service):
         ("multiplayer_rl.guess_number.train", ("renderer_name=qwen3", "batch_size=2", "group_size=4", "max_tokens=16")),
         (
             "rl_numerics_check.train",
-            ("renderer_name=qwen3", "groups_per_batch=2", "group_size=2", "max_tokens=16", "lora_rank=4"),
+            (
+                *("renderer_name=qwen3", "groups_per_batch=2", "group_size=2", "max_tokens=16", "lora_rank=4"),
+                *("task.num_pages_min=1", "task.num_pages_max=2", "task.page_chars=200"),
+            ),
         ),
     ],
     ids=["math_rl", "guess_number", "rl_numerics_check"],

@@ -3,11 +3,12 @@
     distill        the job of examples/distill: reverse KL of each sampled token
     cross-entropy  the same number of the teacher's own samples, given to data.warmStart
     self           the policy after a hint with the right answer is its own teacher
-    RL             the job without a teacher: the reward of the quickstart
+    RL             the quickstart: its reward, for three times as many steps
+    warm start     examples/quickstart/warm-start.yaml: given answers, then RL for half of the quickstart's steps
 
-Each trains the same number of steps, samples and learning rate, from the same base. Held-out accuracy is that of greedy
-answers; intervals are Student's, of the mean over seeds. Tokens/s are those of the steps after the first one, over
-those of RL on the same seed. Draws docs/images/distill-learning.png; last line: one JSON object.
+Each trains on the same number of samples for each step, from the same base. Held-out accuracy is that of greedy answers;
+intervals are Student's, of the mean over seeds. Tokens/s are those of the steps after the first one, over those of RL
+on the same seed. Draws docs/images/distill-learning.png; last line: one JSON object.
 """
 
 from __future__ import annotations
@@ -29,18 +30,23 @@ from rljob_api.run.metrics import StepRecord
 
 ROOT = Path(__file__).parents[1]
 JOB = ROOT / "examples/distill/rljob.yaml"
-NAMES = ("distill", "cross-entropy", "self", "RL")
+NAMES = ("distill", "cross-entropy", "self", "RL", "warm start")
 HINT = "Question: {question}\nAnswer: {answer}\n\n"
 
 
 def build_spec(name: str, folder: Path, seed: int, steps: int) -> dict[str, Any]:
     """Return the spec of a variant, with absolute paths."""
+    if name in ("RL", "warm start"):
+        path = QUICKSTART if name == "RL" else QUICKSTART.with_name("warm-start.yaml")
+        spec = yaml.safe_load(path.read_text())["spec"]
+        spec["schedule"]["seed"] = seed
+        if name == "RL":
+            spec["schedule"]["steps"] = 3 * steps
+        return finish(spec, 3)
     spec = yaml.safe_load(JOB.read_text())["spec"]
     num_samples = spec["schedule"]["promptsPerStep"] * spec["algorithm"]["groupSize"]
     teacher, correct = spec["rewards"]
-    if name == "RL":
-        spec["rewards"] = [{**correct, "use": "both"}]
-    elif name == "self":
+    if name == "self":
         spec["rewards"] = [{"name": "hinted", "use": "training", "teacher": {"hint": HINT}}, correct]
     elif name == "cross-entropy":
         given = folder / "given.jsonl"
@@ -50,9 +56,15 @@ def build_spec(name: str, folder: Path, seed: int, steps: int) -> dict[str, Any]
         spec["data"]["warmStart"] = {"source": str(given), "prompt": "question"}
         spec["schedule"] |= {"warmStart": {"steps": steps}, "promptsPerStep": num_samples}
     spec["schedule"] |= {"steps": steps, "seed": seed}
-    spec["evaluation"]["everySteps"] = 2
-    spec["checkpoint"] = {"everySteps": steps, "exportPolicy": "never"}
+    return finish(spec, 2)
+
+
+def finish(spec: dict[str, Any], every_steps: int) -> dict[str, Any]:
+    """Return the spec with its evaluations, and with absolute paths."""
+    spec["evaluation"]["everySteps"] = every_steps
+    spec["checkpoint"] = {"everySteps": 100, "exportPolicy": "never"}
     text = json.dumps(spec).replace("../../", f"{ROOT}/").replace("../quickstart", str(QUICKSTART.parent))
+    text = text.replace('"./', f'"{QUICKSTART.parent}/').replace('"reward.py"', f'"{QUICKSTART.parent}/reward.py"')
     return json.loads(text)
 
 
@@ -86,14 +98,17 @@ def run(name: str, seed: int, steps: int, folder: Path) -> dict[str, Any]:
     """Run once. Raise CalledProcessError if it fails."""
     folder.mkdir(parents=True, exist_ok=True)
     job = yaml.safe_load(JOB.read_text())
-    job["metadata"]["name"] = f"distill-{name.lower()}"
+    job["metadata"]["name"] = f"distill-{name.lower().replace(' ', '-')}"
     job["spec"] = build_spec(name, folder, seed, steps)
     with tempfile.TemporaryDirectory() as place:
         path = Path(place) / "rljob.yaml"
         path.write_text(yaml.safe_dump(job))
         found = measure_job(path, folder / "run", {})
-    size = found.steps[-1].num_samples or 64
-    curve = [Point(each.step, each.step * size, 0.0, each.means["exact"] or 0.0) for each in found.evaluations]
+    sizes = {step.step: step.num_samples for step in found.steps}
+    curve = [
+        Point(each.step, sum(n for step, n in sizes.items() if step <= each.step), 0.0, each.means["exact"] or 0.0)
+        for each in found.evaluations
+    ]
     return {"curve": curve, "tokens_per_second": tokens_per_second(found.steps)}
 
 

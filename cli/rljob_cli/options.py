@@ -350,6 +350,7 @@ class ServeOptions:
         list[str] | None, typer.Option("--client", metavar="NAME", help="A client with a key of its own; repeatable.")
     ] = None
     max_rank: Annotated[int, typer.Option(min=1, max=512, help="The largest rank of an adapter.")] = 32
+    max_adapters: Annotated[int, typer.Option(min=1, help="Adapters that are trained side by side.")] = 16
     gpus: Annotated[int | None, typer.Option(min=0, help="GPUs to use; 0: CPUs. Default: all of this machine.")] = None
     ranks: Annotated[int, typer.Option(min=1, max=64, help="Trainer ranks without GPUs.")] = 1
     directory: DirectoryOption = RUNS

@@ -174,8 +174,7 @@ def _check_teachers(
     tokenizer: tokenizers.LightTokenizer | None,
     sources: list[tuple[str, DataSource, str, _Sample | None]],
 ) -> None:
-    """Warn of a teacher whose `when` matches no row: it would teach nothing. Find hints that cannot be written, or that
-    vLLM cannot score."""
+    """Warn of a teacher whose `when` matches no row: it would teach nothing. Find hints that cannot be written."""
     prompts = [
         build_prompt(source, row, "", [], split, path)
         for path, source, split, sample in sources
@@ -185,17 +184,6 @@ def _check_teachers(
     for index, reward in enumerate(spec.rewards):
         path = f"spec.rewards[{index}].teacher"
         text = reward.hint
-        if (
-            text is not None
-            and model
-            and not spec.rollout.gpus_per_replica
-            and configs.publishes_adapter(spec, model.config)
-        ):
-            report.add(
-                f"{path}.hint",
-                "is not possible with adapters on CPUs, where vLLM ends at log-probs of prompts; set "
-                "trainer.lora.publish: merged",
-            )
         if not reward.teacher or not prompts or reward.use == "evaluation":
             continue
         taught = [prompt for prompt in prompts if reward.scores_row(prompt.extra_info, prompt.data_source)]

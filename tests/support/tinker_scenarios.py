@@ -25,6 +25,8 @@ from tests.support.rank_programs import run_on_ranks
 
 MAX_RANK, RANK = 8, 4
 LOSSES = ("cross_entropy", "importance_sampling", "ppo", "cispo")
+MODELS = {"one": (RANK, 1), "two": (2, 7), "three": (MAX_RANK, 3)}
+"""Rank and seed of the models that are trained side by side."""
 ADAM = {"learning_rate": 1e-2, "beta1": 0.9, "beta2": 0.95, "eps": 1e-12, "weight_decay": 0.1, "grad_clip_norm": 1.0}
 
 
@@ -97,6 +99,35 @@ class SlotScenarios(Scenarios):
         without = [float(state["exp_avg"].full_tensor().abs().sum()) for state in policy.optimizer.state.values()]
         outcome = {"loaded": loaded, "steps": steps, "norms": (changed, again), "num_updates": num_updates}
         self.write("loaded", **outcome, only=policy.adapters.gather(), without=without)
+        self.write("alone", **{name: self.play(actor, [name]) for name in MODELS})
+        self.write("together", **self.play(actor, list(MODELS)))
+
+    def play(self, actor: Any, names: list[str]) -> Any:
+        """Return the adapters after three updates, whose gradients are of two batches each, side by side."""
+        held, ended = "", dict[str, Any]()
+
+        def hold(name: str) -> None:
+            nonlocal held
+            if held != name:
+                slot.hold(actor, held, name, names)
+            held = name
+
+        for name in names:
+            hold(name)
+            slot.create(actor, *MODELS[name])
+        for _ in range(3):
+            for loss in ("ppo", "cross_entropy"):
+                for name in names:
+                    hold(name)
+                    self.run_batch(actor, loss, backward=True)
+            for name in names:
+                hold(name)
+                slot.update(actor, ADAM)
+        for name in names:
+            hold(name)
+            scale = actor.policy.adapters._scale
+            ended[name] = (actor.policy.adapters.gather(), actor.policy.num_updates, scale)
+        return ended if len(names) > 1 else ended[names[0]]
 
     def train(self, actor: Any, loss: str) -> None:
         """Write the gradient of one batch, and drop it."""

@@ -60,7 +60,13 @@ def serve_command(options: ServeOptions) -> int:
     with runfolder.lock(folder):
         runfolder.prepare(folder, job)
         keys = _find_keys(folder / _SETTINGS, options.clients or ["default"])
-        settings = {"name": name, "host": options.host, "port": options.port, "keys": keys}
+        settings = {
+            "name": name,
+            "host": options.host,
+            "port": options.port,
+            "max_adapters": options.max_adapters,
+            "keys": keys,
+        }
         write_atomically(folder / _SETTINGS, json.dumps(settings).encode(), 0o600)
         cluster = LocalCluster(job, claim_block(str(folder), options.network), folder)
         url = f"http://{options.host}:{options.port}"

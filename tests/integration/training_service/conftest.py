@@ -27,7 +27,7 @@ class RunningService:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        command = [RLJOB, "serve", self.model, "--name", NAME, "--gpus", "0", "--ranks", "2", "--max-rank", "8"]
+        command = [RLJOB, "serve", self.model, "--name", NAME, "--gpus", "0", "--ranks", "2", "--max-rank", "32"]
         command += ["--port", str(port), "--dir", folder / "runs", "--client", "ann", "--client", "bob"]
         with self.log.open("w") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)

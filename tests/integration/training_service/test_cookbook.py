@@ -15,7 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import tinker
 from safetensors.torch import load_file
+from tinker import types
 
 from rljob_service.pool.requirements import find_uv
 from tests.integration.training_service.conftest import NAME, RunningService
@@ -54,6 +56,9 @@ def workspace(tmp_path: Path, service: RunningService) -> Path:
         for i in range(24)
     ]
     write_dataset(tmp_path / "HuggingFaceH4/no_robots", "default", talk)
+    write_dataset(tmp_path / "zwhe99/DeepMath-103K", "default", sums)
+    pages = [{"text": "Before it was known, many could be there, and most were later after all."}] * 3000
+    write_dataset(tmp_path / "Salesforce/wikitext", "wikitext-103-raw-v1", pages)
     return tmp_path
 
 
@@ -65,6 +70,45 @@ def write_dataset(folder: Path, name: str, rows: Sequence[object]) -> None:
     (folder / "README.md").write_text(f"---\nconfigs:\n- config_name: {name}\n  data_files:\n{files}---\n")
 
 
+class Recipes:
+    """Runs recipes as client ann, and finds what the service did."""
+
+    def __init__(self, packages: Path, workspace: Path, service: RunningService) -> None:
+        self.packages, self.workspace, self.service = packages, workspace, service
+
+    def run(self, recipe: str, *settings: str) -> tuple[str, list[float]]:
+        """Return the path of the weights that it saved, and the norms of the gradients of its updates."""
+        module, log = f"tinker_cookbook.recipes.{recipe}", self.workspace / "log"
+        common = (f"model_name={NAME}", f"max_steps={STEPS}", "learning_rate=1e-3", f"log_path={log}")
+        environment = {"PYTHONPATH": str(self.packages), "HF_DATASETS_CACHE": str(self.workspace / "cache")}
+        done = subprocess.run(
+            [sys.executable, "-m", module, *common, *settings],
+            cwd=self.workspace,
+            env={**self.service.environment("ann"), **environment, "HF_HUB_OFFLINE": "1"},
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_SECONDS,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+        saved = json.loads((log / "checkpoints.jsonl").read_text().splitlines()[-1])["sampler_path"]
+        model = saved.removeprefix("tinker://").partition("/")[0]
+        pattern = rf"model {re.escape(model)}: update \d+, norm of the gradient (\S+)"
+        norms = [float(norm) for norm in re.findall(pattern, self.service.head_log)]
+        assert norms, f"the service applied no update:\n{done.stdout[-3000:]}"
+        return saved, norms
+
+    def has_changed(self, path: str) -> bool:
+        """Whether the weights are not the first ones."""
+        tensors = load_file(self.service.checkpoint("ann", path) / "adapter_model.safetensors")
+        return any(tensor.any() for name, tensor in tensors.items() if ".lora_B." in name)
+
+
+@pytest.fixture
+def recipes(packages: Path, workspace: Path, service: RunningService) -> Recipes:
+    return Recipes(packages, workspace, service)
+
+
 @pytest.mark.parametrize(
     ("recipe", "settings"),
     [
@@ -74,24 +118,45 @@ def write_dataset(folder: Path, name: str, rows: Sequence[object]) -> None:
     ],
     ids=["sl_loop", "rl_loop", "rl_loop with cispo"],
 )
-def test_a_recipe_changes_the_weights(recipe, settings, packages, workspace, service):
-    module, log = f"tinker_cookbook.recipes.{recipe}", workspace / "log"
-    common = (f"model_name={NAME}", f"max_steps={STEPS}", "lora_rank=4", "learning_rate=1e-3", f"log_path={log}")
-    environment = {"PYTHONPATH": str(packages), "HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(workspace / "cache")}
-    done = subprocess.run(
-        [sys.executable, "-m", module, *common, *settings],
-        cwd=workspace,
-        env={**service.environment("ann"), **environment},
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_SECONDS,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
-    [saved] = [json.loads(line) for line in (log / "checkpoints.jsonl").read_text().splitlines()]
-    model = saved["sampler_path"].removeprefix("tinker://").partition("/")[0]
-    norms = re.findall(rf"model {re.escape(model)}: update \d+, norm of the gradient (\S+)", service.head_log)
-    assert len(norms) >= (STEPS if recipe == "sl_loop" else 1), f"the service applied no update:\n{done.stdout[-3000:]}"
-    assert all(float(norm) > 0 for norm in norms)
-    tensors = load_file(service.checkpoint("ann", saved["sampler_path"]) / "adapter_model.safetensors")
-    assert any(tensor.any() for name, tensor in tensors.items() if ".lora_B." in name), "the weights are the first ones"
+def test_a_recipe_changes_the_weights(recipe, settings, recipes):
+    saved, norms = recipes.run(recipe, "lora_rank=4", *settings)
+    assert len(norms) >= (STEPS if recipe == "sl_loop" else 1)
+    assert all(norm > 0 for norm in norms)
+    assert recipes.has_changed(saved)
+
+
+def test_a_student_is_distilled_from_its_first_weights(recipes, service):
+    """It begins with other weights than its teacher's, so that there is something to learn."""
+    client = tinker.ServiceClient(base_url=service.url, api_key=service.keys["ann"])
+    training = client.create_lora_training_client(base_model=NAME, rank=4).result()
+    inputs = {"target_tokens": [20, 21, 22], "weights": [1.0] * 3}
+    datum = types.Datum(model_input=types.ModelInput.from_ints([19, 20, 21]), loss_fn_inputs=inputs)
+    for _ in range(3):
+        training.forward_backward([datum], "cross_entropy").result()
+        training.optim_step(types.AdamParams(learning_rate=1e-2)).result()
+    start = f"load_checkpoint_path={training.save_state('other').result().path}"
+    sizes = ("lora_rank=4", "group_size=2", "groups_per_batch=4", "max_tokens=16", "eval_every=0")
+    _, norms = recipes.run("distillation.on_policy_distillation", f"teacher_model={NAME}", start, *sizes)
+    assert len(norms) == STEPS
+    assert all(norm > 0 for norm in norms)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "settings"),
+    [
+        ("math_rl.train", ("env=arithmetic", "loss_fn=importance_sampling", "groups_per_batch=4", "lora_rank=4")),
+        ("multiplayer_rl.guess_number.train", ("renderer_name=qwen3", "batch_size=2", "group_size=4", "max_tokens=16")),
+        (
+            "rl_numerics_check.train",
+            (
+                *("renderer_name=qwen3", "groups_per_batch=2", "group_size=2", "max_tokens=16", "lora_rank=4"),
+                *("task.num_pages_min=1", "task.num_pages_max=2", "task.page_chars=200"),
+            ),
+        ),
+    ],
+    ids=["math_rl", "guess_number", "rl_numerics_check"],
+)
+def test_a_recipe_whose_rewards_this_model_never_gets_runs_to_its_end(recipe, settings, recipes):
+    """All advantages are zero, so that the weights stay the first ones."""
+    _, norms = recipes.run(recipe, "eval_every=0", *settings)
+    assert len(norms) == STEPS

@@ -406,10 +406,3 @@ def test_a_hint_needs_its_columns_in_the_rows_that_it_is_for(folder, hint, row, 
     found = errors(check(folder, rewards=[{"name": "t", "teacher": teacher, "use": "training"}]))
     assert [*found] == ["spec.rewards[0].teacher.hint"] * bool(message)
     assert "".join(found.values()).startswith(message)
-
-
-def test_a_hint_is_refused_where_vllm_ends_at_it(folder):
-    rewards = [{"name": "t", "teacher": {"hint": "x"}, "use": "training"}]
-    lora = {"trainer": {"lora": {"publish": "adapter"}}}
-    found = errors(check(folder, rewards=rewards, **lora))
-    assert "with adapters on CPUs" in found.get("spec.rewards[0].teacher.hint", "")

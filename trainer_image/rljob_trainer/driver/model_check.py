@@ -73,8 +73,7 @@ class ModelCheck:
                     f"the rollouts' tokenizer is not that of spec.model: {text[:20]!r} has the ids {theirs[:8]} there, "
                     f"and {ours[:8]} here; {_describe(self.spec, self.config)}"
                 )
-        # One by one: with adapters on CPUs, vLLM's engine ends at log-probs of prompts while it has other requests.
-        scores = [await rollouts.score(ids) for ids in self._prompts()]
+        scores = await asyncio.gather(*(rollouts.score(ids) for ids in self._prompts()))
         if any(values is None for values in scores):
             log.warning(
                 "vLLM gives no log-probs of prompts, so nothing shows that rollouts compute the trainer's model"

@@ -26,6 +26,7 @@ from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.logger import init_logger
 from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
+from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 from vllm.model_executor.layers.attention.mla_attention import MLAAttention, split_kv_b_proj
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
@@ -57,6 +58,14 @@ LOAD_FORMAT = "dummy"
 PLACEHOLDER = 2.0**-10
 """Value of every parameter. Exact in every float type, and not 0, which would add nothing to the digest: a parameter
 that the trainer does not publish would not be noticed."""
+
+
+def _add_nothing(*_: object, **__: object) -> None:
+    """No adapter is on the output embedding. vLLM's own function takes the logits of prompts for those of the next
+    tokens, and ends the engine if their numbers differ."""
+
+
+PunicaWrapperCPU.add_lora_logits = _add_nothing  # type: ignore[method-assign]
 
 
 @register_model_loader(LOAD_FORMAT)

@@ -17,6 +17,7 @@ INPUTS: Mapping[str, tuple[str, ...]] = {
     "importance_sampling": ("logprobs", "advantages"),
     "ppo": ("logprobs", "advantages"),
     "cispo": ("logprobs", "advantages"),
+    "dro": ("logprobs", "advantages"),
 }
 """What each loss reads of a datum besides its targets."""
 SETTINGS: Mapping[str, Mapping[str, float]] = {
@@ -24,8 +25,9 @@ SETTINGS: Mapping[str, Mapping[str, float]] = {
     "importance_sampling": {},
     "ppo": {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2},
     "cispo": {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2},
+    "dro": {"beta": 0.05},
 }
-"""What loss_fn_config may set, with Tinker's defaults."""
+"""What loss_fn_config may set, with Tinker's defaults, and of dro the value of its example."""
 
 
 def compute_loss(name: str, settings: Mapping[str, float], logprobs: Tensor, inputs: Inputs) -> Tensor:
@@ -50,6 +52,11 @@ def _cispo(logprobs: Tensor, inputs: Inputs, settings: Mapping[str, float]) -> T
     return -_clip(_ratio(logprobs, inputs), settings).detach() * logprobs * inputs["advantages"]
 
 
+def _dro(logprobs: Tensor, inputs: Inputs, settings: Mapping[str, float]) -> Tensor:
+    """Richemond et al. 2024, Offline Regularised Reinforcement Learning for Large Language Models Alignment."""
+    return settings["beta"] / 2 * (logprobs - inputs["logprobs"]).square() - logprobs * inputs["advantages"]
+
+
 def _ratio(logprobs: Tensor, inputs: Inputs) -> Tensor:
     return (logprobs - inputs["logprobs"]).exp()
 
@@ -63,4 +70,5 @@ _LOSSES: Mapping[str, Callable[[Tensor, Inputs, Mapping[str, float]], Tensor]] =
     "importance_sampling": _importance_sampling,
     "ppo": _ppo,
     "cispo": _cispo,
+    "dro": _dro,
 }

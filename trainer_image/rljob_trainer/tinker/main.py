@@ -52,6 +52,7 @@ class Settings:
     """By which clients know the model."""
     host: str
     port: int
+    max_adapters: int
     keys: Mapping[str, str]
     """Keys of the clients, by their names."""
 
@@ -106,6 +107,7 @@ async def serve(environment: Environment, settings: Settings, on_ray: Callable[[
             tokenizer=repository_name(head.environment.model),
             limits=limits,
             max_rank=job.spec.trainer.lora.rank if job.spec.trainer.lora else 0,
+            max_adapters=settings.max_adapters,
             root=environment.run_dir / FOLDER,
         )
         server = TinkerServer(service, settings.keys)

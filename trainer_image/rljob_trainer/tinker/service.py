@@ -1,10 +1,10 @@
-"""What clients have in a service: sessions, one model, samplers and checkpoints; and the rules of their requests.
+"""What clients have in a service: sessions, models, samplers and checkpoints; and the rules of their requests.
 
-    client (a key) --> sessions --> models (one at a time in the ranks) --> checkpoints, by name
+    client (a key) --> sessions --> models, which the ranks hold by turns --> checkpoints, by name
                                 '-> samplers, each of the weights that it was created for
 
-Invariant: the ranks hold the adapter of `_model` alone, whose commands its stream runs. A client reaches only what its
-own sessions have made.
+Invariant: a command of a model runs while the ranks hold its adapter. A client reaches only what its own sessions have
+made.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from rljob_trainer.episodes.types import PromptTooLongError
 from rljob_trainer.ranks.group import TrainerGroup
 from rljob_trainer.tinker import slot, wire
 from rljob_trainer.tinker.sampling import Sampler
-from rljob_trainer.tinker.streams import Futures, Result, Stream, Work
+from rljob_trainer.tinker.streams import Futures, Result, Stream, Turns, Work
 from rljob_trainer.tinker.wire import ModelLimits, RefusedError
 
 log = logging.getLogger(__name__)
@@ -86,19 +86,22 @@ class Service:
         tokenizer: str,
         limits: ModelLimits,
         max_rank: int,
+        max_adapters: int,
         root: Path,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`name`: by which clients know the model. `tokenizer`: from where they load it. `root`: of checkpoints."""
         self._group, self._sampler, self._clock = group, sampler, clock
         self._name, self._tokenizer, self._limits, self._max_rank = name, tokenizer, limits, max_rank
-        self._root = root
+        self._max_adapters, self._root = max_adapters, root
         self._sessions: dict[str, Session] = {}
         self._samplers: dict[str, SamplerSession] = {}
-        self._model: Model | None = None
+        self._models: dict[str, Model] = {}
+        self._held = ""
+        """The model whose adapter the ranks hold."""
         self._ended: dict[str, str] = {}
         """Why a model is no longer here, by its id."""
-        self._turn = asyncio.Lock()
+        self._turns = Turns()
         self.futures = Futures()
         self.failure = ""
         """Why all requests fail from now on; empty while the service runs."""
@@ -169,8 +172,9 @@ class Service:
     def forward_backward(self, client: str, body: bytes) -> dict[str, Any]:
         request = wire.parse_batch(body)
 
-        async def work(_: Model) -> Result:
+        async def work(model: Model) -> Result:
             batch = wire.read_batch(request, self._limits)
+            model.stream.num_tokens += sum(len(row.token_ids) for row in batch.rows)
             arguments = (batch.loss, batch.settings, batch.backward)
             logprobs, sums = await self._group.call_with_rows(
                 slot.forward_backward, batch.rows, batch.facts, *arguments
@@ -263,7 +267,7 @@ class Service:
         """Make the error the result of the command that `body` is: others wait for its number. Raise it for what is
         none."""
         model_id, seq_id = (body.get("model_id"), body.get("seq_id")) if isinstance(body, dict) else (None, None)
-        if self._model is None or self._model.id != model_id or not isinstance(seq_id, int):
+        if str(model_id) not in self._models or not isinstance(seq_id, int):
             raise error
 
         async def work(_: Model) -> Result:
@@ -278,44 +282,63 @@ class Service:
         model = self._find_model(client, model_id)
         if seq_id is None:
             raise RefusedError("seq_id: is needed; use the tinker SDK 0.38")
-        run: Work = partial(model.stream.run, seq_id, partial(work, model))
+        return self._run(model, seq_id, work)
+
+    def _run(self, model: Model, seq_id: int, work: Callable[[Model], Any]) -> dict[str, Any]:
+        async def hold_and_work() -> Result:
+            try:
+                if self._held != model.id:
+                    await self._group.call(slot.hold, self._held, model.id, list(self._models))
+                    self._held = model.id
+                return await work(model)
+            except BaseException as error:
+                if seq_id == 0:  # the ranks may hold what another model has left
+                    self._end(model, f"{model.id} could not be created: {error}")
+                raise
+
+        run: Work = partial(model.stream.run, seq_id, hold_and_work)
         self.futures.begin(f"{model.id}:{seq_id}", run)
         return {"request_id": f"{model.id}:{seq_id}", "model_id": model.id}
 
     def _begin_model(self, session: Session, number: int, rank: int, work: Callable[[Model], Any]) -> dict[str, Any]:
-        """Begin a model in place of the one before it, unless this is a retry."""
+        """Begin a model, unless this is a retry."""
         model_id = f"{session.id}:train:{number}"
-        if model_id not in self._ended and (self._model is None or self._model.id != model_id):
-            self._end_model(session, model_id)
-            model = self._model = Model(model_id, session, rank, Stream(self._turn))
-            self.futures.begin(f"{model_id}:0", partial(model.stream.run, 0, partial(work, model)))
-        return {"request_id": f"{model_id}:0", "model_id": model_id}
+        if model_id in self._ended or model_id in self._models:
+            return {"request_id": f"{model_id}:0", "model_id": model_id}
+        self._make_room(session, model_id)
+        self._models[model_id] = Model(model_id, session, rank, Stream(self._turns))
+        return self._run(self._models[model_id], 0, work)
 
-    def _end_model(self, session: Session, successor: str) -> None:
-        """End the model that the ranks hold, for that of `session`."""
-        if (old := self._model) is None:
+    def _make_room(self, session: Session, successor: str) -> None:
+        """End a model that has no client any more, or is the client's own and idle, if there are as many as may be."""
+        if len(self._models) < self._max_adapters:
             return
-        is_alive = old.session.is_alive(self._clock())
-        if old.session.client != session.client and is_alive:
+        now = self._clock()
+        alone = [each for each in self._models.values() if not each.session.is_alive(now)]
+        own = [each for each in self._models.values() if each.session.client == session.client]
+        found = alone or [each for each in own if not each.stream.is_busy]
+        limit = f"the service holds {self._max_adapters} adapters (`rljob serve --max-adapters`)"
+        if not found:
             raise RefusedError(
-                f"the service holds one adapter at a time, and has that of client {old.session.client}; it is free "
-                f"once that session is closed, or has sent no heartbeat for {_AWAY_SECONDS:.0f} s"
+                f"{limit}, and all are in use; one is free once its session is closed, or has sent no heartbeat for "
+                f"{_AWAY_SECONDS:.0f} s"
             )
-        if old.stream.is_busy and is_alive:
-            raise RefusedError(f"the service holds one adapter at a time, and {old.id} has commands that run; wait")
-        self._ended[old.id] = (
-            f"{old.id} was replaced by {successor}: the service holds one adapter at a time; load what save_state kept"
-        )
-        old.stream.end(self._ended[old.id])
-        log.info("%s", self._ended[old.id])
-        for folder in old.unnamed:
+        reason = f"{found[0].id} was replaced by {successor}: {limit}; load what save_state kept"
+        self._end(found[0], reason)
+
+    def _end(self, model: Model, reason: str) -> None:
+        log.info("%s", reason)
+        self._ended[model.id] = reason
+        model.stream.end(reason)
+        for folder in model.unnamed:
             shutil.rmtree(folder, ignore_errors=True)
-        self._model = None
+        self._models.pop(model.id, None)
 
     def _end_sessions(self) -> None:
-        """Drop what sessions that ended have left, but for the model, which waits for the next one."""
+        """Drop what sessions that ended have left, but for models, which wait until their room is needed."""
+        kept = {model.session.id for model in self._models.values()}
         for session in [each for each in self._sessions.values() if not each.is_alive(self._clock())]:
-            if self._model is None or self._model.session is not session:
+            if session.id not in kept:
                 del self._sessions[session.id]
                 self.futures.forget(session.id)
                 self._samplers = {k: v for k, v in self._samplers.items() if not k.startswith(f"{session.id}:")}
@@ -329,9 +352,9 @@ class Service:
 
     def _find_model(self, client: str, model_id: str | None) -> Model:
         self._find_session(client, (model_id or "").partition(":")[0])
-        if self._model is None or self._model.id != model_id:
+        if (model := self._models.get(model_id or "")) is None:
             raise UnknownError(self._ended.get(model_id or "", f"model {model_id} is not known; create it again"))
-        return self._model
+        return model
 
     def _find_sampler(self, client: str, sampler_id: str) -> SamplerSession:
         self._find_session(client, sampler_id.partition(":")[0])

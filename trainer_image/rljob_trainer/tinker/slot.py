@@ -1,12 +1,13 @@
 """What the ranks do for a client: its adapter, gradient and optimizer state. Each function is a collective, which
 TrainerGroup calls with every rank.
 
-An adapter of fewer ranks than the service was started with is one whose other rows and columns are zero. Invariant:
-every function leaves all ranks with the same adapter.
+An adapter of fewer ranks than the service was started with is one whose other rows and columns are zero. The devices
+have one adapter; the others sleep in host memory, each with its gradient and its optimizer's state. Invariant: every
+function leaves all ranks with the same adapter.
 """
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from rljob_api.wire.weights import WeightManifest
 from rljob_trainer.policy import checkpoints, optimizer
@@ -22,6 +24,7 @@ from rljob_trainer.policy.arrays import to_device
 from rljob_trainer.policy.layout import MicroBatch, RankRows, build_micro_batches
 from rljob_trainer.policy.lora import Adapters
 from rljob_trainer.policy.policy import Policy, Published
+from rljob_trainer.policy.sharding import fill_gradients
 from rljob_trainer.ranks.actor import FileTransport, RankProcess
 from rljob_trainer.ranks.results import RowFacts, split_facts
 from rljob_trainer.tinker.losses import compute_loss
@@ -30,6 +33,47 @@ ALPHA = 32
 """Tinker's: the scale of an adapter is ALPHA / rank."""
 Facts = Mapping[str, NDArray[Any]]
 """`targets` of a row, and the inputs of its loss. All [targets]."""
+
+
+@dataclass(frozen=True)
+class _Sleeping:
+    rank: int
+    num_updates: int
+    tensors: list[Tensor]
+    """Copies of what _list_state returns."""
+
+
+_SLEEPING: dict[str, _Sleeping] = {}
+"""This process's part of each model that has no turn."""
+
+
+@torch.no_grad()
+def hold(rank: RankProcess, before: str, model: str, models: Collection[str]) -> None:
+    """Let `before` sleep, and wake `model`; one that is new has what `create` or `load` gives it next. Forget what is
+    not in `models`."""
+    policy = rank.policy
+    policy.reshard()
+    state = _list_state(policy)
+    copies = [tensor.to("cpu", copy=True) for tensor in state]
+    _SLEEPING[before] = _Sleeping(_adapters(policy).config.r, policy.num_updates, copies)
+    if (found := _SLEEPING.pop(model, None)) is not None:
+        for tensor, kept in zip(state, found.tensors, strict=True):
+            tensor.copy_(kept)
+        _adapters(policy).set_rank(found.rank, ALPHA)
+        policy.num_updates = found.num_updates
+    for ended in _SLEEPING.keys() - set(models):
+        del _SLEEPING[ended]
+
+
+def _list_state(policy: Policy) -> list[Tensor]:
+    """Return this rank's shards of the adapter, of its gradient and of its optimizer's state."""
+    fill_gradients(policy.model)
+    found = [
+        each
+        for parameter, state in policy.optimizer.state.items()
+        for each in (parameter, parameter.grad, *state.values())
+    ]
+    return [each.to_local() if isinstance(each, DTensor) else each for each in found]
 
 
 def create(rank: RankProcess, lora_rank: int, seed: int) -> None:

@@ -6,8 +6,9 @@ result of the first.
 """
 
 import asyncio
+import contextlib
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,14 +21,45 @@ _NUM_KEPT = 256
 """Results that are kept after a client has got them: the answer may be lost on its way."""
 
 
+class Turns:
+    """Which command runs, one at a time: of the models that have one, that of the model with the fewest tokens."""
+
+    def __init__(self) -> None:
+        self._line: list[Stream] = []
+        self._is_held = False
+        self._least = 0
+        """The tokens of the model that had the last turn: one that comes later has no credit."""
+        self._changed = asyncio.Condition()
+
+    @contextlib.asynccontextmanager
+    async def holding(self, stream: "Stream") -> AsyncIterator[None]:
+        async with self._changed:
+            stream.num_tokens = max(stream.num_tokens, self._least)
+            self._line.append(stream)
+            try:
+                await self._changed.wait_for(
+                    lambda: not self._is_held and min(self._line, key=lambda each: each.num_tokens) is stream
+                )
+                self._is_held, self._least = True, stream.num_tokens
+            finally:
+                self._line.remove(stream)
+        try:
+            yield
+        finally:
+            async with self._changed:
+                self._is_held = False
+                self._changed.notify_all()
+
+
 @dataclass(eq=False)
 class Stream:
     """The commands of one model."""
 
-    turn: asyncio.Lock
-    """Held by the command that runs: one of a model that has ended may do so when its successor begins."""
+    turns: Turns
     ended: str = ""
     """Why the model runs no more commands."""
+    num_tokens: int = 0
+    """What its commands have computed."""
     _next: int = 0
     _waiting: dict[int, asyncio.Event] = field(default_factory=dict)
     """The turns of the commands that wait or run, by number."""
@@ -45,12 +77,18 @@ class Stream:
             await self._waiting[number].wait()
             if self.ended:
                 raise RefusedError(self.ended)
-            async with self.turn:
-                return await work()
+            async with self.turns.holding(self):
+                try:
+                    return await work()
+                finally:
+                    self._finish(number)  # so that the next command is in line when the turn is given
         finally:
-            del self._waiting[number]
-            self._next = max(self._next, number + 1)
-            self._start()
+            self._finish(number)
+
+    def _finish(self, number: int) -> None:
+        self._waiting.pop(number, None)
+        self._next = max(self._next, number + 1)
+        self._start()
 
     @property
     def is_busy(self) -> bool:

@@ -10,7 +10,7 @@ import torch
 
 from tests.support import tinker_scenarios
 from tests.support.rank_programs import run_forked
-from tests.support.tinker_scenarios import LOSSES, MAX_RANK, RANK, build_data
+from tests.support.tinker_scenarios import LOSSES, MAX_RANK, MODELS, RANK, build_data
 
 ALPHA = 32
 
@@ -118,3 +118,13 @@ def test_a_checkpoint_continues_with_its_optimizer_state_or_without(num_ranks, o
     assert after == pytest.approx(before, rel=1e-6), "the same update has another gradient"
     assert loaded["num_updates"] == 2
     assert not any(loaded["without"]), "the optimizer's state is not the client's"
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("model", MODELS)
+def test_a_model_beside_others_is_bit_by_bit_the_one_alone(model, num_ranks, outcome):
+    (alone, num_updates, scale), together = outcome("alone", num_ranks)[model], outcome("together", num_ranks)[model]
+    assert together[1:] == (num_updates, scale) == (3, ALPHA / MODELS[model][0])
+    for name, tensor in alone.items():
+        assert tensor.any(), name
+        assert torch.equal(together[0][name], tensor), name

@@ -1,7 +1,5 @@
 """The trainer and a rollout score fixed texts: what differs ends the job, with its likely cause."""
 
-import asyncio
-
 import numpy as np
 import pytest
 
@@ -106,17 +104,3 @@ def test_without_a_likely_cause_the_architecture_is_named():
 def test_the_mean_counts_all_tokens_of_all_texts():
     found = measure([np.zeros(2), np.zeros(4)], [np.zeros(2), np.array([0, 0, 3.0, 0])], 0.1)
     assert found == (0.5, 3.0, 3)
-
-
-async def test_a_rollout_scores_one_text_at_a_time():
-    class Alone(Rollouts):
-        num_open = 0
-
-        async def score(self, ids):
-            self.num_open += 1
-            assert self.num_open == 1, "vLLM's adapters on CPUs end the engine"
-            await asyncio.sleep(0)
-            self.num_open -= 1
-            return await super().score(ids)
-
-    await check(Alone())

@@ -16,7 +16,7 @@ WEIGHTS = [1.0, 0.0, 0.5, -1.0, 2.0, 1.0]
 GIVEN = {"weights": WEIGHTS, "logprobs": SAMPLED, "advantages": ADVANTAGES}
 
 
-def expect(name: str, low: float, high: float) -> tuple[float, list[float]]:
+def expect(name: str, low: float, high: float, beta: float) -> tuple[float, list[float]]:
     """The loss, and its derivative by each log-prob."""
     loss, gradient = 0.0, []
     for logprob, sampled, advantage, weight in zip(LOGPROBS, SAMPLED, ADVANTAGES, WEIGHTS, strict=True):
@@ -29,6 +29,9 @@ def expect(name: str, low: float, high: float) -> tuple[float, list[float]]:
         elif name == "ppo":
             value = -min(ratio * advantage, clipped * advantage)
             slope = -ratio * advantage if ratio * advantage <= clipped * advantage else 0.0
+        elif name == "dro":
+            value = -(logprob * advantage - 0.5 * beta * (logprob - sampled) ** 2)
+            slope = -advantage + beta * (logprob - sampled)
         else:
             value, slope = -clipped * advantage * logprob, -clipped * advantage
         loss += value
@@ -36,7 +39,7 @@ def expect(name: str, low: float, high: float) -> tuple[float, list[float]]:
     return loss, gradient
 
 
-@pytest.mark.parametrize("settings", [{}, {"clip_low_threshold": 0.5, "clip_high_threshold": 3.0}])
+@pytest.mark.parametrize("settings", [{}, {"clip_low_threshold": 0.5, "clip_high_threshold": 3.0, "beta": 2.0}])
 @pytest.mark.parametrize("name", INPUTS)
 def test_loss_and_gradient_are_those_of_the_formula(name, settings):
     settings = {key: value for key, value in settings.items() if key in SETTINGS[name]}
@@ -45,7 +48,7 @@ def test_loss_and_gradient_are_those_of_the_formula(name, settings):
     loss = compute_loss(name, settings, logprobs, inputs)
     loss.backward()
     low, high = settings.get("clip_low_threshold", 0.8), settings.get("clip_high_threshold", 1.2)
-    expected, gradient = expect(name, low, high)
+    expected, gradient = expect(name, low, high, settings.get("beta", 0.05))
     assert loss.item() == pytest.approx(expected, abs=1e-6)
     assert logprobs.grad.tolist() == pytest.approx(gradient, abs=1e-6)
 

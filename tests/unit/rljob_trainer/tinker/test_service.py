@@ -29,12 +29,16 @@ class Group:
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
+        self.holds: list[tuple[str, str, list[str]]] = []
         self.error: Exception | None = None
         self.norm = 0.5
 
     async def call(self, function: Any, *arguments: Any) -> list[Any]:
         if self.error is not None:
             raise self.error
+        if function is slot.hold:
+            self.holds.append(arguments)  # type: ignore[arg-type]
+            return [None]
         self.calls.append((function.__name__, *arguments))
         if function is slot.write_adapter:
             make(arguments[0])
@@ -61,7 +65,7 @@ class Samples:
 
 
 class Bench:
-    def __init__(self, root: Path, group: Group | None = None, max_rank: int = 16) -> None:
+    def __init__(self, root: Path, group: Group | None = None, max_rank: int = 16, max_adapters: int = 8) -> None:
         self.now, self.group, self.samples = 0.0, group or Group(), Samples()
         self.service = Service(
             self.group,  # type: ignore[arg-type]
@@ -70,6 +74,7 @@ class Bench:
             tokenizer=NAME,
             limits=ModelLimits(8, 100),
             max_rank=max_rank,
+            max_adapters=max_adapters,
             root=root,
             clock=lambda: self.now,
         )
@@ -113,6 +118,12 @@ class Bench:
 @pytest.fixture
 def bench(tmp_path):
     return Bench(tmp_path)
+
+
+@pytest.fixture
+def single(tmp_path):
+    """A service that is full with one model."""
+    return Bench(tmp_path, max_adapters=1)
 
 
 async def test_a_model_is_trained_by_commands_whose_retries_are_applied_once(bench):
@@ -160,24 +171,51 @@ async def test_an_error_of_the_ranks_is_the_servers(bench):
     }
 
 
-async def test_another_clients_model_is_refused_while_its_session_lives(bench):
-    await bench.model("ann")
-    session = bench.session("bob")
-    with pytest.raises(RefusedError, match="holds one adapter at a time, and has that of client ann"):
-        await bench.create(session, "bob")
-    bench.now = 200.0
-    assert await bench.create(bench.session("bob"), "bob", number=1)
+async def test_the_ranks_hold_the_model_of_each_command(bench):
+    ann, bob = await bench.model("ann"), await bench.model("bob")
+    for number in (1, 2):
+        await bench.result(bench.step(bob, number, "bob"), "bob")
+    await bench.result(bench.step(ann, 1))
+    bench.service.finish_session("ann", ann.partition(":")[0])
+    await bench.result(bench.step(bob, 3, "bob"), "bob")
+    assert bench.group.holds == [
+        ("", ann, [ann]),
+        (ann, bob, [ann, bob]),
+        (bob, ann, [ann, bob]),
+        (ann, bob, [ann, bob]),
+    ], "a model waits for its client until its room is needed"
+    assert [name for name, *_ in bench.group.calls] == ["create", "create", "update", "update", "update", "update"]
 
 
-async def test_a_finished_session_leaves_the_place_to_others(bench):
-    session = bench.session("ann")
-    await bench.create(session)
-    bench.service.finish_session("ann", session)
-    assert await bench.model("bob")
-
-
-async def test_a_clients_new_model_replaces_its_idle_one(bench):
+async def test_a_model_that_could_not_be_created_runs_no_commands(bench):
+    """The ranks have what another model has left."""
+    bench.group.error = TransientError("no memory")
     session = bench.session()
+    failed = await bench.create(session)
+    assert "no memory" in failed["error"]
+    with pytest.raises(UnknownError, match="could not be created: no memory"):
+        bench.step(f"{session}:train:0", 1)
+
+
+async def test_a_full_service_refuses_another_client_while_the_sessions_live(single):
+    await single.model("ann")
+    session = single.session("bob")
+    with pytest.raises(RefusedError, match=r"holds 1 adapters \(`rljob serve --max-adapters`\), and all are in use"):
+        await single.create(session, "bob")
+    single.now = 200.0
+    assert await single.create(single.session("bob"), "bob", number=1)
+
+
+async def test_a_finished_session_leaves_the_place_to_others(single):
+    session = single.session("ann")
+    await single.create(session)
+    single.service.finish_session("ann", session)
+    bob = await single.model("bob")
+    assert single.group.holds[-1] == (f"{session}:train:0", bob, [bob]), "the ranks keep a model that has ended"
+
+
+async def test_a_clients_new_model_replaces_its_idle_one_in_a_full_service(single):
+    bench, session = single, single.session()
     first = (await bench.create(session))["model_id"]
     second = (await bench.create(session, number=1))["model_id"]
     assert first != second
@@ -187,20 +225,20 @@ async def test_a_clients_new_model_replaces_its_idle_one(bench):
     assert len(bench.group.calls) == 2
 
 
-async def test_a_model_with_commands_is_not_replaced(bench):
-    session = bench.session()
+async def test_a_model_with_commands_is_not_replaced(single):
+    bench, session = single, single.session()
     model = (await bench.create(session))["model_id"]
     bench.step(model, 2)  # waits for the first
-    with pytest.raises(RefusedError, match="has commands that run"):
+    with pytest.raises(RefusedError, match="all are in use"):
         await bench.create(session, number=1)
     bench.now = 200.0
     assert await bench.model("bob"), "the command of a client that went away waits for ever"
     assert "update" not in [name for name, *_ in bench.group.calls]
 
 
-async def test_a_command_that_runs_ends_before_a_successor_begins(bench, monkeypatch):
+async def test_a_command_that_runs_ends_before_a_successor_begins(single, monkeypatch):
     """It divides its rows before it calls the ranks, which would add its gradient to the new model's."""
-    session, gate = bench.session(), asyncio.Event()
+    bench, session, gate = single, single.session(), asyncio.Event()
     model = (await bench.create(session))["model_id"]
     call = bench.group.call
 

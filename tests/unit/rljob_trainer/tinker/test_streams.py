@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from rljob_trainer.tinker import streams
-from rljob_trainer.tinker.streams import Futures, Stream
+from rljob_trainer.tinker.streams import Futures, Stream, Turns
 from rljob_trainer.tinker.wire import RefusedError
 
 
@@ -15,7 +15,7 @@ class Commands:
     """Commands of one stream, which finish when the test lets them."""
 
     def __init__(self) -> None:
-        self.stream, self.begun, self.gates = Stream(asyncio.Lock()), list[int](), dict[int, asyncio.Event]()
+        self.stream, self.begun, self.gates = Stream(Turns()), list[int](), dict[int, asyncio.Event]()
 
     async def send(self, number: int) -> asyncio.Task[streams.Result]:
         async def work() -> streams.Result:
@@ -51,7 +51,7 @@ async def test_commands_run_one_after_the_other_whatever_their_order_of_arrival(
 
 
 async def test_a_command_that_fails_does_not_stop_the_next_one():
-    stream = Stream(asyncio.Lock())
+    stream = Stream(Turns())
 
     async def fail() -> streams.Result:
         raise RefusedError("wrong")
@@ -87,6 +87,30 @@ async def test_the_end_of_a_model_refuses_what_waits_and_lets_end_what_runs():
         with pytest.raises(RefusedError, match="replaced"):
             task.result()
     assert commands.begun == [0]
+
+
+async def test_the_model_with_the_fewest_tokens_has_the_next_turn():
+    turns, order = Turns(), list[str]()
+    streams_by_name = {name: Stream(turns) for name in "abc"}
+
+    async def run(name: str, number: int, num_tokens: int) -> None:
+        async def work() -> streams.Result:
+            order.append(name)
+            streams_by_name[name].num_tokens += num_tokens
+            await asyncio.sleep(0)
+            return {}
+
+        await streams_by_name[name].run(number, work)
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(2):
+            group.create_task(run("a", number, 100))
+        for number in range(6):
+            group.create_task(run("b", number, 40))
+        await asyncio.sleep(0)
+    assert order == list("abbbabbb"), "a turn is of the model with the fewest tokens"
+    await run("c", 0, 10)
+    assert streams_by_name["c"].num_tokens >= 200, "a model that comes later would have all turns until it is even"
 
 
 async def test_a_request_that_comes_again_has_the_result_of_the_first():

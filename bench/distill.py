@@ -6,9 +6,9 @@
     RL             the quickstart: its reward, for three times as many steps
     warm start     examples/quickstart/warm-start.yaml: given answers, then RL for half of the quickstart's steps
 
-Each trains on the same number of samples for each step, from the same base. Held-out accuracy is that of greedy answers;
-intervals are Student's, of the mean over seeds. Tokens/s are those of the steps after the first one, over those of RL
-on the same seed. Draws docs/images/distill-learning.png; last line: one JSON object.
+Each trains on the same number of samples for each step, from the same base. Held-out accuracy is that of greedy
+answers; intervals are Student's, of the mean over seeds. Tokens/s are those of the steps after the first one, over
+those of RL on the same seed. Draws docs/images/distill-learning.png; last line: one JSON object.
 """
 
 from __future__ import annotations

@@ -38,6 +38,7 @@ from rljob_core.backend import (
     Reference,
     RewardModelKey,
     StartJob,
+    UnknownFieldsError,
     key_of,
     utc_now,
 )
@@ -136,7 +137,7 @@ class KubernetesBackend:
         models = {}
         for name in sorted({r.reward_model_ref.name for r in job.spec.rewards if r.reward_model_ref}):
             manifest = self.cache.get(REWARD_MODEL.kind, job.metadata.namespace, name)
-            with contextlib.suppress(InvalidOwnerError):  # its own status reports the problems
+            with contextlib.suppress(InvalidOwnerError, UnknownFieldsError):  # its own status reports the problems
                 if manifest is not None:
                     models[name] = read_model(manifest)
         return models
@@ -158,8 +159,8 @@ class KubernetesBackend:
                 continue
             try:
                 job = read_job(manifest)
-            except InvalidOwnerError:
-                continue  # it has no Pods
+            except (InvalidOwnerError, UnknownFieldsError):
+                continue  # it has no Pods, or none that a newer operator did not make
             observed = self._observe_owned(key)
             jobs.append((job, observed))
             requests.append(self.driver.get_status(find_driver(job, observed), own_key, max_age))

@@ -85,6 +85,7 @@ def _build_unread(
 
 def _translate(owner: Owner, error: ValidationError) -> InvalidOwnerError | UnknownFieldsError:
     details = error.errors(include_url=False)
+    details = [detail for detail in details if detail["loc"][:1] != ("status",) or detail["type"] != _UNKNOWN]
     unknown = [format_path(detail["loc"]) for detail in details if detail["type"] == _UNKNOWN]
     if unknown:
         fields = ", ".join(unknown[:MAX_LISTED_FIELDS])

@@ -113,6 +113,18 @@ async def test_model_of_fixed_size_uses_older_driver_answers():
     assert harness.drivers.ages == [PROGRESS_POLL_SECONDS]
 
 
+async def test_an_object_with_a_field_of_newer_crds_stops_no_other_one():
+    harness = BackendHarness()
+    harness.store_job("a")
+    newer = {"mood": "grim", **harness.cache.get(RLJOB.kind, "ns", "a")["spec"]}
+    harness.store(RLJOB.kind, "newer", spec=newer)
+    harness.start_head("a", "10.0.0.1")
+    assert await harness.demands(**SCALED) == (Demand("a/correct", None),)
+    harness.store(REWARD_MODEL.kind, "math", spec={**SCORE, "mood": "grim"})
+    job = await harness.backend.get_owner(JobKey("ns", "a"))
+    assert (await harness.backend.observe(job)).reward_models == {}
+
+
 async def test_objects_are_reported_when_they_are_read_also_invalid_and_deleted_ones():
     harness, read = BackendHarness(), []
     harness.backend = KubernetesBackend(None, harness.cache, harness.drivers, on_read=lambda *seen: read.append(seen))

@@ -52,6 +52,11 @@ def test_unknown_fields_of_a_status_are_left_out():
     assert raised.value.owner.status == found
 
 
+def test_an_unknown_field_of_a_status_hides_no_mistake_of_the_spec():
+    with pytest.raises(InvalidOwnerError, match=r"spec.schedule.steps must be at least 1"):
+        read_job(changed(JOB, schedule={"steps": 0}) | {"status": {"mood": "fine"}})
+
+
 @pytest.mark.parametrize("status", [{"phase": "Running"}, {"phase": "Unheard"}])
 def test_invalid_values_are_reported_together_and_keep_a_readable_status(status):
     fields = {"algorithm": {"type": "none"}, "schedule": {"miniBatches": 0}, "scheduling": {"gang": "volcano"}}

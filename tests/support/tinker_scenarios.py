@@ -24,7 +24,7 @@ from tests.support.policy_scenarios import PLAIN, VOCABULARY, Scenarios, build_i
 from tests.support.rank_programs import run_on_ranks
 
 MAX_RANK, RANK = 8, 4
-LOSSES = ("cross_entropy", "importance_sampling", "ppo", "cispo")
+LOSSES = ("cross_entropy", "importance_sampling", "ppo", "cispo", "dro")
 MODELS = {"one": (RANK, 1), "two": (2, 7), "three": (MAX_RANK, 3)}
 """Rank and seed of the models that are trained side by side."""
 ADAM = {"learning_rate": 1e-2, "beta1": 0.9, "beta2": 0.95, "eps": 1e-12, "weight_decay": 0.1, "grad_clip_norm": 1.0}

@@ -310,13 +310,13 @@ class Service:
         return self._run(self._models[model_id], 0, work)
 
     def _make_room(self, session: Session, successor: str) -> None:
-        """End a model that has no client any more, or is the client's own and idle, if there are as many as may be."""
+        """End a model that has no client any more, or is the session's own and idle, if there are as many as may be."""
         if len(self._models) < self._max_adapters:
             return
         now = self._clock()
         alone = [each for each in self._models.values() if not each.session.is_alive(now)]
-        own = [each for each in self._models.values() if each.session.client == session.client]
-        found = alone or [each for each in own if not each.stream.is_busy]
+        own = [each for each in self._models.values() if each.session is session and not each.stream.is_busy]
+        found = alone or own
         limit = f"the service holds {self._max_adapters} adapters (`rljob serve --max-adapters`)"
         if not found:
             raise RefusedError(

@@ -49,8 +49,7 @@ _SLEEPING: dict[str, _Sleeping] = {}
 
 @torch.no_grad()
 def hold(rank: RankProcess, before: str, model: str, models: Collection[str]) -> None:
-    """Let `before` sleep, and wake `model`; one that is new has what `create` or `load` gives it next. Forget what is
-    not in `models`."""
+    """Let `before` sleep, and wake `model`; one that is new has nothing of another. Forget what is not in `models`."""
     policy = rank.policy
     policy.reshard()
     state = _list_state(policy)
@@ -61,6 +60,8 @@ def hold(rank: RankProcess, before: str, model: str, models: Collection[str]) ->
             tensor.copy_(kept)
         _adapters(policy).set_rank(found.rank, ALPHA)
         policy.num_updates = found.num_updates
+    else:
+        create(rank, 1, 0)
     for ended in _SLEEPING.keys() - set(models):
         del _SLEEPING[ended]
 

@@ -7,7 +7,7 @@ result of the first.
 
 import asyncio
 import contextlib
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +18,7 @@ Result = bytes | dict[str, Any]
 """A message, or a JSON object."""
 Work = Callable[[], Coroutine[Any, Any, Result]]
 _NUM_KEPT = 256
-"""Results that are kept after a client has got them: the answer may be lost on its way."""
+"""Results that are kept of a session after its client has got them: the answer may be lost on its way."""
 
 
 class Turns:
@@ -41,6 +41,7 @@ class Turns:
                     lambda: not self._is_held and min(self._line, key=lambda each: each.num_tokens) is stream
                 )
                 self._is_held, self._least = True, stream.num_tokens
+                stream.num_tokens += 1  # of those with as many, the next is another one
             finally:
                 self._line.remove(stream)
         try:
@@ -75,10 +76,10 @@ class Stream:
     async def _run(self, number: int, work: Callable[[], Awaitable[Result]]) -> Result:
         try:
             await self._waiting[number].wait()
-            if self.ended:
-                raise RefusedError(self.ended)
             async with self.turns.holding(self):
                 try:
+                    if self.ended:  # while it was in line
+                        raise RefusedError(self.ended)
                     return await work()
                 finally:
                     self._finish(number)  # so that the next command is in line when the turn is given
@@ -111,7 +112,8 @@ class Futures:
 
     def __init__(self) -> None:
         self._tasks: dict[str, asyncio.Task[Result]] = {}
-        self._delivered: deque[str] = deque()
+        self._delivered: defaultdict[str, deque[str]] = defaultdict(deque)
+        """By session."""
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._tasks
@@ -131,12 +133,14 @@ class Futures:
         return task.result()
 
     def _keep(self, request_id: str) -> None:
-        if request_id not in self._delivered:
-            self._delivered.append(request_id)
-        if len(self._delivered) > _NUM_KEPT:
-            self._tasks.pop(self._delivered.popleft(), None)
+        delivered = self._delivered[request_id.partition(":")[0]]
+        if request_id not in delivered:
+            delivered.append(request_id)
+        if len(delivered) > _NUM_KEPT:
+            self._tasks.pop(delivered.popleft(), None)
 
     def forget(self, session: str) -> None:
         """Drop what is done of a session, whose requests have ids that begin with its own."""
         for request_id in [key for key, task in self._tasks.items() if key.startswith(f"{session}:") and task.done()]:
             del self._tasks[request_id]
+        self._delivered.pop(session, None)

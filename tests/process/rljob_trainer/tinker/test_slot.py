@@ -54,6 +54,8 @@ def plain_loss(name: str, logprobs: torch.Tensor, datum: dict[str, Any]) -> torc
         return -(weights * logprobs).sum()
     if name == "importance_sampling":
         return -(ratio * advantages).sum()
+    if name == "dro":
+        return -(logprobs * advantages - 0.5 * 0.05 * (logprobs - sampled) ** 2).sum()
     clipped = torch.clamp(ratio, 0.8, 1.2)
     if name == "ppo":
         return -torch.min(ratio * advantages, clipped * advantages).sum()

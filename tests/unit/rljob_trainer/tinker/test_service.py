@@ -225,6 +225,13 @@ async def test_a_clients_new_model_replaces_its_idle_one_in_a_full_service(singl
     assert len(bench.group.calls) == 2
 
 
+async def test_a_clients_new_model_replaces_none_of_its_other_sessions(single):
+    """All clients without a name are one, and a loop sends no command while it samples."""
+    await single.model()
+    with pytest.raises(RefusedError, match="all are in use"):
+        await single.model()
+
+
 async def test_a_model_with_commands_is_not_replaced(single):
     bench, session = single, single.session()
     model = (await bench.create(session))["model_id"]

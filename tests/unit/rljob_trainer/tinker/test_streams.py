@@ -113,6 +113,51 @@ async def test_the_model_with_the_fewest_tokens_has_the_next_turn():
     assert streams_by_name["c"].num_tokens >= 200, "a model that comes later would have all turns until it is even"
 
 
+async def test_a_command_in_line_for_its_turn_is_refused_once_its_model_has_ended():
+    """The ranks may have forgotten its adapter by then, and hold another client's."""
+    turns, gate, begun = Turns(), asyncio.Event(), list[str]()
+    one, other = Stream(turns), Stream(turns)
+
+    async def wait() -> streams.Result:
+        await gate.wait()
+        return {}
+
+    async def work() -> streams.Result:
+        begun.append("work")
+        return {}
+
+    running = asyncio.create_task(one.run(0, wait))
+    await settle()
+    in_line = asyncio.create_task(other.run(0, work))
+    await settle()
+    other.end("replaced")
+    gate.set()
+    await settle()
+    assert running.result() == {}
+    with pytest.raises(RefusedError, match="replaced"):
+        in_line.result()
+    assert not begun
+
+
+async def test_commands_without_tokens_do_not_have_all_turns():
+    turns, order = Turns(), list[str]()
+
+    async def run(stream: Stream, name: str, number: int) -> None:
+        async def work() -> streams.Result:
+            order.append(name)
+            await asyncio.sleep(0)
+            return {}
+
+        await stream.run(number, work)
+
+    async with asyncio.TaskGroup() as group:
+        for num_tokens, name in enumerate("ab"):
+            stream = Stream(turns, num_tokens=num_tokens)
+            for number in range(3):
+                group.create_task(run(stream, name, number))
+    assert order == list("ababab")
+
+
 async def test_a_request_that_comes_again_has_the_result_of_the_first():
     futures, calls = Futures(), list[int]()
 
@@ -152,3 +197,7 @@ async def test_old_results_are_dropped_once_they_were_taken(monkeypatch):
     assert "s:1" in futures
     await futures.wait("s:3", 1.0)
     assert [number for number in range(4) if f"s:{number}" in futures] == [0, 2, 3]
+    for number in range(4):
+        futures.begin(f"other:{number}", work)
+        await futures.wait(f"other:{number}", 1.0)
+    assert "s:2" in futures, "what another session took drops a result of this one"

@@ -100,9 +100,8 @@ def describe_unknown_form(function: Function, conventions: Iterable[Convention])
         for near in difflib.get_close_matches(name, markers, n=1, cutoff=_NEAR):
             if near.removesuffix("s") != name.removesuffix("s"):  # a plural is another form
                 return f"{problem}; rename {name} to {near} if that is meant"
-    names = function.required or function.named
-    mapped = ", ".join(map("{}: {}".format, names, ("completion", "ground_truth")))
     return (
         f"{problem} (docs/adapters.md has those of AReaL, EasyR1 and others); map its parameters, such as "
-        f"function.columns: {{{mapped}}}, or write a function of response, ground_truth and extra_info that calls it"
+        "function.columns: {PARAMETER: completion, OTHER: ground_truth}, or write a function of response, ground_truth "
+        "and extra_info that calls it"
     )

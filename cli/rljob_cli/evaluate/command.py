@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from rljob_api.errors import UserError
 from rljob_api.run.comparisons import Comparison, ModelResult, list_figures, write_comparison
 from rljob_api.run.folder import FILE_METRICS
 from rljob_api.run.metrics import read_metrics
@@ -45,6 +46,8 @@ def evaluate_command(options: EvaluateOptions) -> int:
     if base.start is not None and not options.models:
         require_weights(base.start)
         overrides = [*overrides, f"{FIELD}={json.dumps(base.job.spec.model.source)}"]  # jobs of other names have no pin
+    if not base.job.spec.held_out_sets:
+        raise UserError(f"{options.files.path}: has no prompts to evaluate on; set data.eval or evaluation.sets")
     candidates = find_candidates(options.models or [], base.job.spec.model.source, directory)
     folder = (directory / f"{base.job.metadata.name}-evaluate").resolve()
     with runfolder.lock(folder):

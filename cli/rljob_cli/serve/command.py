@@ -19,10 +19,11 @@ from pydantic import ValidationError
 
 from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.job import RLJob
+from rljob_api.run.folder import FILE_SERVICE
 from rljob_api.wire.contract import LABEL_ROLE
 from rljob_cli.check.device_fields import divide
 from rljob_cli.check.jobfile import apply_override
-from rljob_cli.check.waits import describe_error, find_ended_container, report
+from rljob_cli.check.waits import describe_end, find_ended_container, report
 from rljob_cli.commands import use_fast_types
 from rljob_cli.exits import EXIT_FAILED, EXIT_INTERRUPTED
 from rljob_cli.local.cluster import LOCAL_DEFAULTS, STOP_SECONDS, LocalCluster, replace_head, running
@@ -39,7 +40,6 @@ from rljob_core.plan.job import new_random_token, render_children
 from rljob_inputs.hub import read_source, repository_name
 from rljob_inputs.machine.installation import describe_tracker, has_module, require
 
-_SETTINGS = "service.json"
 _POLL_SECONDS = 0.2
 _CPU_TOKENS = 2048
 _PATIENCE_SECONDS = 1800
@@ -59,7 +59,7 @@ def serve_command(options: ServeOptions) -> int:
     folder = (options.directory / job.metadata.name).resolve()
     with runfolder.lock(folder):
         runfolder.prepare(folder, job)
-        keys = _find_keys(folder / _SETTINGS, options.clients or ["default"])
+        keys = _find_keys(folder / FILE_SERVICE, options.clients or ["default"])
         settings = {
             "name": name,
             "host": options.host,
@@ -67,7 +67,7 @@ def serve_command(options: ServeOptions) -> int:
             "max_adapters": options.max_adapters,
             "keys": keys,
         }
-        write_atomically(folder / _SETTINGS, json.dumps(settings).encode(), 0o600)
+        write_atomically(folder / FILE_SERVICE, json.dumps(settings).encode(), 0o600)
         cluster = LocalCluster(job, claim_block(str(folder), options.network), folder)
         url = f"http://{options.host}:{options.port}"
         try:
@@ -123,7 +123,7 @@ def build_service(job: RLJob) -> list[Manifest]:
     kinds = ("Secret", "ConfigMap", "Service", "Deployment", "StatefulSet", "Job")
     children = render_children(job, new_random_token(), defaults=LOCAL_DEFAULTS)
     kept = [child for child in children if child["kind"] in kinds and keeps(child)]
-    replace_head(kept, "rljob_trainer.tinker", _SETTINGS)
+    replace_head(kept, "rljob_trainer.tinker", FILE_SERVICE)
     return kept
 
 
@@ -163,7 +163,7 @@ def _check(cluster: LocalCluster) -> None:
     cluster.check()
     for pod in cluster.store.pods.values():
         if role_of(pod) in (HEAD, TRAINER) and (ended := find_ended_container(pod)):
-            raise TransientError(f"{describe_error(pod, ended)}; logs: {cluster.paths.root / 'logs'}")
+            raise TransientError(f"the service ended: {describe_end(pod, ended)}\nlogs: {cluster.paths.root / 'logs'}")
 
 
 def _describe_wait(cluster: LocalCluster, seconds: float) -> str:

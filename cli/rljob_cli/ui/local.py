@@ -9,7 +9,7 @@ from typing import Any
 from rljob_api.errors import UserError
 from rljob_api.manifest.base import ObjectMeta
 from rljob_api.manifest.job import RLJob
-from rljob_api.run.folder import FILE_JOB, FILE_METRICS
+from rljob_api.run.folder import FILE_JOB, FILE_METRICS, FILE_SERVICE
 from rljob_api.run.metrics import read_metrics
 from rljob_cli.exits import EXIT_FAILED
 from rljob_cli.options import Target
@@ -75,10 +75,15 @@ def print_logs(folder: Path, role: str | None, tail: int | None, *, follow: bool
 
 
 def stop_run(folder: Path, output: str) -> int:
+    is_service = (folder / FILE_SERVICE).exists()
     if (process := find_process(folder)) is None:
-        raise UserError(f"{folder}: is not in progress; the `rljob run` that started it resumes it")
+        command = "serve" if is_service else "run"
+        raise UserError(f"{folder}: is not in progress; the `rljob {command}` that started it resumes it")
     os.kill(process, signal.SIGINT)
-    message = f"{folder} is being stopped, as by Ctrl-C; the same `rljob run` resumes from its last checkpoint"
+    then = "the same `rljob run` resumes from its last checkpoint"
+    if is_service:
+        then = "what save_state has not kept is lost"
+    message = f"{folder} is being stopped, as by Ctrl-C; {then}"
     if output == "json":
         print_json({"message": message})
     else:

@@ -78,6 +78,13 @@ def test_submitted_evaluation_calls_its_rewards_unless_it_may_not(
     assert (done.exit_code, given) == (0, [should_call]), done.output
 
 
+def test_a_job_without_held_out_prompts_is_not_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rljob_cli.evaluate.command.require", lambda command: None)
+    done = CliRunner().invoke(app, ["evaluate", str(write_job(tmp_path, {})), "--dir", str(tmp_path)])
+    assert done.exit_code == 2
+    assert "has no prompts to evaluate on; set data.eval or evaluation.sets" in done.output
+
+
 @pytest.mark.parametrize(("gpu", "fits"), [("8GiB", False), ("400GiB", True)])
 def test_plan_in_json_has_a_remedy_for_what_does_not_fit_alone(tmp_path: Path, gpu: str, fits: bool) -> None:
     path = write_job(tmp_path, {"gradientCheckpointing": "none"})

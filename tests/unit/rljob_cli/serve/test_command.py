@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from rljob_api.errors import UserError
+from rljob_api.errors import TransientError, UserError
 from rljob_cli.manifests import role_of
 from rljob_cli.options import ServeOptions
 from rljob_cli.serve import command
@@ -51,6 +52,18 @@ def test_the_service_takes_the_heads_place_and_there_are_no_rewards():
     assert roles == ["head", "rollout", "trainer"]
     [head] = workloads["Job"]["spec"]["template"]["spec"]["containers"]
     assert head["command"][:3] == ["python", "-m", "rljob_trainer.tinker"]
+
+
+def test_the_end_of_a_part_has_its_exit_code():
+    state = {"terminated": {"exitCode": 137, "message": "joining the head"}}
+    status = {"phase": "Failed", "containerStatuses": [{"name": "trainer", "state": state}]}
+    metadata = {"name": "s-trainer-0", "labels": {"rljob.dev/role": "trainer"}}
+    pods = {"s-trainer-0": {"metadata": metadata, "spec": {}, "status": status}}
+    cluster: Any = SimpleNamespace(
+        check=lambda: None, store=SimpleNamespace(pods=pods), paths=SimpleNamespace(root=Path("/r"))
+    )
+    with pytest.raises(TransientError, match="the service ended: trainer of s-trainer-0 ended with exit code 137"):
+        command._check(cluster)
 
 
 def test_keys_stay_when_the_service_starts_again(tmp_path: Path):

@@ -27,6 +27,7 @@ from rljob_api.manifest.job import RLJob
 from rljob_inputs.memory.plan import ModelFacts, Question, plan_update
 from rljob_inputs.models.config import publishes_adapter
 from rljob_trainer.algorithms.base import LossInputs
+from rljob_trainer.algorithms.kl import top_kl
 from rljob_trainer.algorithms.losses import loglinear_proximal, update_loss
 from rljob_trainer.algorithms.registry import build_algorithm
 from rljob_trainer.episodes.types import TokenFacts
@@ -272,7 +273,7 @@ class Policy:
             yield name.removeprefix(_PREFIX), sharding.gather(parameter, self.dtype)
 
     def _loss(self, batch: MicroBatch, reference: Tensor | None) -> Tensor:
-        logprobs, entropy = self.model(batch, bool(self.algorithm.entropy_coefficient))
+        logprobs, entropy, top = self.model(batch, bool(self.algorithm.entropy_coefficient))
         rollout_logprobs = logprobs.detach() if self.is_warm else self._tensor(batch.rollout_logprobs)
         inputs = LossInputs(
             logprobs=logprobs,
@@ -289,6 +290,7 @@ class Policy:
             weights=weights,
             entropy=entropy,
             reference_logprobs=reference,
+            teacher_kl=None if batch.top is None else top_kl(top, self._tensor(batch.top["logprob"])),
             is_given=self.is_warm,
         )
         self._metrics.add(terms.sums, terms.maxima)

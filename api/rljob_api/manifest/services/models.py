@@ -273,7 +273,11 @@ class TeacherReward(Spec):
     """The teacher is the policy itself, which the rollouts serve, with this text before what the policy saw.
     `{solution}` is a column of the row. With use: training."""
     clip: float = Field(default=20.0, gt=0)
-    """Limit of the difference of a token's log-probs, in both directions."""
+    """Limit of the difference of a token's log-probs, in both directions; with topK, of its divergence."""
+    top_k: int = Field(default=0, ge=0, le=20)
+    """Learn from this many of the teacher's likeliest tokens at each sampled one, by the divergence KL(teacher ||
+    policy) over them as a term of the loss. At most as many as vLLM returns by default (max_logprobs). 0: from the
+    sampled token alone, by its advantage."""
     when: Annotated[
         dict[ShortText, Annotated[list[ShortText], Field(min_length=1, max_length=256)]], Field(max_length=16)
     ] = {}

@@ -29,8 +29,6 @@ OBJECT_STORE_BYTES = 100_000_000
 memory."""
 ROW_BYTES_PER_TOKEN = 29
 """What a rank gets of a sampled token, with all optional values but those of teachers (policy.layout.RankRows)."""
-TOP_BYTES = 8
-"""The same of each likely token of a teacher with topK."""
 NUM_KEPT_VERSIONS = 2
 """Weight files that the publisher keeps, so that a rollout can finish downloading the previous version."""
 

@@ -114,9 +114,9 @@ def plan_memory(question: Question) -> list[Need]:
 
 
 def bytes_per_row_token(question: Question) -> int:
-    """Return what a rank gets of a sampled token."""
-    tops = [reward.top_k for reward in question.spec.training_rewards]
-    return limits.ROW_BYTES_PER_TOKEN + limits.TOP_BYTES * sum(map(bool, tops)) * max(tops, default=0)
+    """Return what a rank gets of a sampled token, with 8 bytes for each that a teacher finds likeliest there."""
+    tops = [reward.top_k for reward in question.spec.training_rewards if reward.top_k]
+    return limits.ROW_BYTES_PER_TOKEN + 8 * len(tops) * max(tops, default=0)
 
 
 def max_row_tokens(question: Question) -> int:

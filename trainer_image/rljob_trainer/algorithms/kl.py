@@ -30,11 +30,6 @@ def kl_estimate(logprobs: Tensor, reference: Tensor, estimator: Literal["k1", "k
     return difference.expm1() - difference
 
 
-def top_kl(logprobs: Tensor, teachers: Tensor) -> Tensor:  # [tokens, teachers, k] -> [tokens, teachers]
-    """Return the terms of KL(teacher || policy) of the teacher's k likeliest tokens, by the log-probs of both."""
-    return (teachers.exp() * (teachers - logprobs)).sum(-1)
-
-
 def kl_returns(episode: EpisodeRewards) -> Floats:
     """Return the sum of k1 from each token to the episode's end.  [sampled]"""
     if episode.reference_kl is None:

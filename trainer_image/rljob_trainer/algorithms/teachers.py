@@ -47,8 +47,8 @@ def teacher_advantages(rewards: Sequence[Reward], episode: Episode) -> NDArray[n
     """Return what the teachers add to the advantage of each sampled token, in the order of the segments; None if there
     is none."""
     parts = [
-        -reward.weight * _differ(teacher, told, episode)
-        for reward, teacher, told in _list_told(rewards, episode)
+        -weight * _differ(teacher, told, episode)
+        for weight, teacher, told in _list_told(rewards, episode)
         if not teacher.top_k
     ]
     return np.sum(parts, axis=0) if parts else None
@@ -57,8 +57,8 @@ def teacher_advantages(rewards: Sequence[Reward], episode: Episode) -> NDArray[n
 def teaches(rewards: Sequence[Reward], episode: Episode) -> bool:
     """Return whether what teachers told of the episode has a gradient."""
     return any(
-        reward.weight and (teacher.top_k or _differ(teacher, told, episode).any())
-        for reward, teacher, told in _list_told(rewards, episode)
+        weight and (teacher.top_k or _differ(teacher, told, episode).any())
+        for weight, teacher, told in _list_told(rewards, episode)
     )
 
 
@@ -74,9 +74,9 @@ def find_top(teachers: Sequence[Reward], episode: Episode) -> NDArray[np.void] |
     return found
 
 
-def _list_told(rewards: Sequence[Reward], episode: Episode) -> list[tuple[Reward, TeacherReward, list[NDArray[Any]]]]:
+def _list_told(rewards: Sequence[Reward], episode: Episode) -> list[tuple[float, TeacherReward, list[NDArray[Any]]]]:
     return [
-        (reward, reward.teacher, _read(reward.teacher, result))
+        (reward.weight, reward.teacher, _read(reward.teacher, result))
         for reward in rewards
         if reward.teacher and (result := episode.results.get(reward.name)) and result.logprobs is not None
     ]

@@ -27,7 +27,6 @@ from rljob_api.manifest.job import RLJob
 from rljob_inputs.memory.plan import ModelFacts, Question, plan_update
 from rljob_inputs.models.config import publishes_adapter
 from rljob_trainer.algorithms.base import LossInputs
-from rljob_trainer.algorithms.kl import top_kl
 from rljob_trainer.algorithms.losses import loglinear_proximal, update_loss
 from rljob_trainer.algorithms.registry import build_algorithm
 from rljob_trainer.episodes.types import TokenFacts
@@ -290,7 +289,7 @@ class Policy:
             weights=weights,
             entropy=entropy,
             reference_logprobs=reference,
-            teacher_kl=None if batch.top is None else top_kl(top, self._tensor(batch.top["logprob"])),
+            top=None if batch.top is None else (top, self._tensor(batch.top["logprob"])),
             is_given=self.is_warm,
         )
         self._metrics.add(terms.sums, terms.maxima)

@@ -134,13 +134,15 @@ def read_scores(body: Any, token_ids: Sequence[int], top_k: int) -> NDArray[Any]
     entries = body["prompt_logprobs"][1:]
     told = [each[str(token)]["logprob"] for each, token in zip(entries, token_ids[1:], strict=True)]
     if top_k:
-        told = [*zip(told, (_list_likeliest(each, top_k) for each in entries), strict=True)]
+        told = [(own, _list_likeliest(each, top_k)) for own, each in zip(told, entries, strict=True)]
     return np.array(told, told_dtype(top_k))
 
 
 def _list_likeliest(entry: Mapping[str, Any], top_k: int) -> list[tuple[int, float]]:
-    found = sorted((-each["logprob"], int(token)) for token, each in entry.items())
-    return [(token, -logprob) for logprob, token in found[:top_k]]
+    return [
+        (token, -negative)
+        for negative, token in sorted((-each["logprob"], int(token)) for token, each in entry.items())[:top_k]
+    ]
 
 
 @dataclass

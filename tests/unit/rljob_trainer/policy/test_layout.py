@@ -5,7 +5,7 @@ import pickle
 
 import numpy as np
 
-from rljob_inputs.memory.limits import ROW_BYTES_PER_TOKEN, TOP_BYTES
+from rljob_inputs.memory.limits import ROW_BYTES_PER_TOKEN
 from rljob_trainer.episodes.types import NOT_SAMPLED, TOP, TrainRow
 from rljob_trainer.policy.layout import MASKED_TREES, PACKED_ROWS, PACKED_TREES, build_micro_batches, divide_rows
 
@@ -43,7 +43,7 @@ def test_the_likeliest_tokens_take_the_planned_bytes_and_stay_with_their_targets
     rows = [*with_top(rows_of(4, 8, 10, 100))]
     (part,) = divide_rows(rows, num_ranks=1, micro_batch_tokens=1000)
     num_bytes = len(pickle.dumps(part, protocol=5))
-    assert num_bytes < 1.05 * (ROW_BYTES_PER_TOKEN + 6 * TOP_BYTES) * 3_200 + 4 * 4 * 10
+    assert num_bytes < 1.05 * (ROW_BYTES_PER_TOKEN + 6 * TOP.itemsize) * 3_200 + 4 * 4 * 10
     for batch in build_micro_batches(part):
         assert np.array_equal(batch.top["token"][:, 1, 2], batch.targets + 2)
         assert np.array_equal(batch.top["logprob"][:, 0, 0], -batch.targets)

@@ -49,7 +49,7 @@ def test_the_likeliest_tokens_take_the_planned_bytes_and_stay_with_their_targets
         assert np.array_equal(batch.top["logprob"][:, 0, 0], -batch.targets)
 
 
-def test_rows_with_likeliest_tokens_train_without_an_advantage_and_an_idle_rank_has_none():
+def test_likeliest_tokens_train_without_an_advantage_and_an_idle_rank_has_none():
     rows = [dataclasses.replace(row, advantages=row.advantages * 0) for row in with_top(rows_of(1, 1, 10, 5))]
     parts = divide_rows(rows, num_ranks=2, micro_batch_tokens=100, without_advantage=False)
     found = [batch.top for part in parts for batch in build_micro_batches(part)]

@@ -273,7 +273,7 @@ class TeacherReward(Spec):
     """The teacher is the policy itself, with this text before what it saw. `{solution}` is a column of the row."""
     clip: float = Field(default=20.0, gt=0)
     """Limit of a token's difference or divergence, in both directions."""
-    top_k: int = Field(default=0, ge=0, le=20)
+    top_k: int = Field(default=0, ge=0, le=20)  # as many as vLLM returns by default (max_logprobs)
     """Likeliest tokens whose KL(teacher || policy) is a term of the loss. 0: the sampled one's advantage."""
     when: Annotated[
         dict[ShortText, Annotated[list[ShortText], Field(min_length=1, max_length=256)]], Field(max_length=16)

@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM, Qwen3ForCausalLM  # noqa: F401 - 
 from rljob_api.manifest.algorithm import Algorithm, Optimizer
 from rljob_api.manifest.job import RLJob
 from rljob_inputs.models.defaults import resolve_job
-from rljob_trainer.episodes.types import NOT_SAMPLED, TrainRow, UpdateMetrics, UpdateVersions
+from rljob_trainer.episodes.types import NOT_SAMPLED, TOP, TrainRow, UpdateMetrics, UpdateVersions
 from rljob_trainer.policy import checkpoints, layout, sharding
 from rljob_trainer.policy.policy import Policy
 from rljob_trainer.policy.sharding import ShardingMode
@@ -62,6 +62,7 @@ LATER = UpdateVersions(proximal=3, current=3.5, end=4)
 
 NO_SIGNAL = (0, 4, 5, 11)
 WARM = {"warmStart": {"steps": 2, "learningRate": 5e-3}}
+TEACHER = {"name": "t", "weight": 0.5, "teacher": {"hint": "x", "topK": 5}, "use": "training"}
 WITH_CRITIC = Algorithm.model_validate({"type": "ppo", "optimizer": OPTIMIZER})
 
 
@@ -153,6 +154,19 @@ def with_reference(rows: list[TrainRow]) -> list[TrainRow]:
     return [dataclasses.replace(row, reference_logprobs=row.rollout_logprobs - 0.5) for row in rows]
 
 
+def with_top(rows: list[TrainRow]) -> list[TrainRow]:
+    """Rows with the 5 likeliest tokens of TEACHER, and every third one without an advantage."""
+    draw = np.random.default_rng(0)
+    found = []
+    for i, row in enumerate(rows):
+        shape = (int(row.loss_mask.sum()), 1, 5)
+        top = np.zeros(shape, TOP)
+        top["token"] = draw.permuted(np.tile(np.arange(VOCABULARY), (*shape[:2], 1)), axis=2)[..., :5]
+        top["logprob"] = np.log(draw.dirichlet([1.0] * 6, shape[:2])[..., :5])
+        found.append(dataclasses.replace(row, top=top, advantages=row.advantages * (i % 3 > 0)))
+    return found
+
+
 def at_temperatures(rows: list[TrainRow]) -> list[TrainRow]:
     """Rows of before and after a change of rollout.sampling.temperature."""
     return [dataclasses.replace(row, temperature=0.7 if i % 3 else 1.2) for i, row in enumerate(rows)]
@@ -203,6 +217,7 @@ class Scenarios:
         self.train("everything-accumulated", EVERYTHING, micro_batch_tokens=24, **everything)
         self.train("everything-split", EVERYTHING, calls=5, **everything)
         self.train("given-reference", EVERYTHING, rows=at_temperatures(with_reference(build_rows())), versions=LATER)
+        self.train("taught", PLAIN, rows=with_top(build_rows()), micro_batch_tokens=24, rewards=[TEACHER])
         for name, settings in OTHERS.items() if self.num_ranks == 2 else ():
             algorithm = Algorithm.model_validate({**settings, "optimizer": OPTIMIZER})
             self.train(name, algorithm, versions=LATER, level="sequence", calls=3, micro_batch_tokens=24, updates=1)
@@ -215,11 +230,13 @@ class Scenarios:
         self.publish()
         self.save()
 
-    def policy(self, algorithm: Algorithm, schedule: dict[str, Any] | None = None, **trainer: Any) -> Policy:
+    def policy(
+        self, algorithm: Algorithm, schedule: dict[str, Any] | None = None, rewards: Iterable[Any] = (), **trainer: Any
+    ) -> Policy:
         spec = {
             "model": {"source": "/m"},
             "data": {"train": {"source": "/t"}, **({"warmStart": {"source": "/w"}} if schedule else {})},
-            "rewards": [{"name": "r", "function": {"inline": "x"}}],
+            "rewards": [{"name": "r", "function": {"inline": "x"}}, *rewards],
             "schedule": {"steps": 10, **(schedule or {})},
             "algorithm": algorithm,
             "rollout": {"maxModelLen": 64, "sampling": {"maxTokens": 16}},

@@ -29,6 +29,13 @@ class ReferenceTrainer:
         every = torch.log_softmax(model(torch.tensor([tokens])).logits[0, :-1] / row.temperature, dim=-1)
         return every.gather(1, torch.tensor(tokens[1:])[:, None])[:, 0], -(every.exp() * every).sum(-1)
 
+    def divergence(self, row: TrainRow, mask: torch.Tensor) -> torch.Tensor:
+        assert row.top is not None
+        every = torch.log_softmax(self.model(torch.tensor([row.token_ids.tolist()])).logits[0, :-1], dim=-1)[mask]
+        theirs = torch.tensor(row.top["logprob"][:, 0])
+        own = every.gather(1, torch.tensor(row.top["token"][:, 0], dtype=torch.int64))
+        return torch.nn.functional.kl_div(own, theirs, log_target=True, reduction="sum")
+
     def loss(self, rows: list[TrainRow], versions: UpdateVersions, denominator: float) -> torch.Tensor:
         a, total = self.algorithm, torch.zeros(())
         for row in rows:
@@ -46,6 +53,8 @@ class ReferenceTrainer:
             kl = reference - new
             per_token = -gain + a.kl.coefficient * (kl.exp() - 1 - kl) - a.entropy_coefficient * entropy
             total = total + row.weight * per_token[mask].sum()
+            if row.top is not None:
+                total = total + row.weight * policy_scenarios.TEACHER["weight"] * self.divergence(row, mask)
         return total / denominator
 
     def gradients(

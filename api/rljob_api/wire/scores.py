@@ -98,7 +98,8 @@ class ScoreResult(Wire):
     abstained: list[str] = []
     """The functions of a list that returned None: the score is the sum of the others."""
     logprobs: list[str] | None = None
-    """[segments] A teacher's log-probs of the sampled tokens: little-endian fp32, in base64. Null: of no teacher."""
+    """[segments] A teacher's log-probs of the sampled tokens: little-endian fp32, in base64. With teacher.topK each is
+    followed by that many pairs of a token (int32) and its log-prob, the likeliest first. Null: of no teacher."""
     reason: InvalidReason | None = None
     message: str = ""
     """Human-readable: the exception's last line, or the cause. At most 2,000 characters."""

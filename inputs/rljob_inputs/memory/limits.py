@@ -28,7 +28,7 @@ OBJECT_STORE_BYTES = 100_000_000
 """Size of a Ray node, at least (see object_store.py). Rows pass through it, weights do not. Ray's default is 30% of the
 memory."""
 ROW_BYTES_PER_TOKEN = 29
-"""What a rank gets of a sampled token, with all optional values (policy.layout.RankRows)."""
+"""What a rank gets of a sampled token, with all optional values but those of teachers (policy.layout.RankRows)."""
 NUM_KEPT_VERSIONS = 2
 """Weight files that the publisher keeps, so that a rollout can finish downloading the previous version."""
 

@@ -1,8 +1,8 @@
 """The size of Ray's object stores, through which the driver sends rows to the ranks. Pure; jobs are resolved."""
 
 from rljob_api.manifest.job import RLJob
-from rljob_inputs.memory.limits import OBJECT_STORE_BYTES, ROW_BYTES_PER_TOKEN
-from rljob_inputs.memory.plan import Question, max_row_tokens
+from rljob_inputs.memory.limits import OBJECT_STORE_BYTES
+from rljob_inputs.memory.plan import Question, bytes_per_row_token, max_row_tokens
 
 _SHARE_IN_USE = 0.5
 """What one call's rows may fill: objects of the previous call may still be there, and memory fragments."""
@@ -14,7 +14,7 @@ def head_store_bytes(job: RLJob, context_length: int | None) -> int:
     question = Question(job, {})
     row_tokens = max_row_tokens(question)
     tokens = question.num_rows * (row_tokens if context_length is None else min(row_tokens, context_length))
-    return max(OBJECT_STORE_BYTES, int(tokens * ROW_BYTES_PER_TOKEN / _SHARE_IN_USE))
+    return max(OBJECT_STORE_BYTES, int(tokens * bytes_per_row_token(question) / _SHARE_IN_USE))
 
 
 def trainer_store_bytes(job: RLJob, context_length: int | None) -> int:

@@ -113,6 +113,12 @@ def plan_memory(question: Question) -> list[Need]:
     return needs
 
 
+def bytes_per_row_token(question: Question) -> int:
+    """Return what a rank gets of a sampled token, with 8 bytes for each that a teacher finds likeliest there."""
+    tops = [reward.top_k for reward in question.spec.training_rewards if reward.top_k]
+    return limits.ROW_BYTES_PER_TOKEN + 8 * len(tops) * max(tops, default=0)
+
+
 def max_row_tokens(question: Question) -> int:
     """Return the longest row that the job may train on: its turns, or a given conversation, within the length that a
     rollout accepts."""
@@ -377,7 +383,7 @@ def _kept_bytes(question: Question, work: Work) -> int:
 
 def _store_bytes(question: Question, num_pods: int = 1) -> int:
     """Return what the rows of a step take in Ray's object store: in that of the head, or of one of `num_pods`."""
-    row_bytes = max_row_tokens(question) * limits.ROW_BYTES_PER_TOKEN
+    row_bytes = max_row_tokens(question) * bytes_per_row_token(question)
     return max(limits.OBJECT_STORE_BYTES, -(-question.num_rows * row_bytes // num_pods))
 
 

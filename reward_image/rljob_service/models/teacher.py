@@ -7,8 +7,8 @@ policy; the first that does not ends the server.
 
 import base64
 import math
-from array import array
-from collections.abc import Callable, Sequence
+import struct
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rljob_api.errors import RLJobError, UserError
@@ -22,7 +22,7 @@ from rljob_service.models.texts import describe
 from rljob_service.results import StartupReport
 
 _MAX_ANSWER_BYTES = 64 << 20
-"""vLLM writes 80 bytes for each token."""
+"""vLLM writes 80 bytes for each token, and as many for each of the likeliest."""
 
 
 class Teacher(ChatBackend):
@@ -36,6 +36,7 @@ class Teacher(ChatBackend):
         on_fatal_error: Callable[[RLJobError], None],
     ) -> None:
         """Raises UserError if the key or vLLM's socket is missing."""
+        self._top_k = teacher.top_k
         settings = ChatSettings(
             who="teacher",
             path="teacher",
@@ -43,8 +44,8 @@ class Teacher(ChatBackend):
             model=teacher.model,
             endpoint=teacher.endpoint,
             sampling=JudgeSampling(max_tokens=1),
-            payload={"prompt_logprobs": 0},
-            max_answer_bytes=_MAX_ANSWER_BYTES,
+            payload={"prompt_logprobs": self._top_k},
+            max_answer_bytes=_MAX_ANSWER_BYTES * (1 + self._top_k),
         )
         super().__init__(settings, replicas, metrics, on_fatal_error)
         self._on_fatal_error = on_fatal_error
@@ -56,32 +57,40 @@ class Teacher(ChatBackend):
         segments = list_segments(ScoreRequest.model_validate_json(body))
         progress.used = float(sum(len(segment.token_ids) for segment in segments))
         found = [await self._score(segment, progress) for segment in segments]
-        values = [value for each in found for value in each]
-        if not all(map(math.isfinite, values)):
+        told = [of_token for each in found for of_token in each]
+        if not all(math.isfinite(value) for of_token in told for value in of_token):
             raise NoScoreError(InvalidReason.NOT_FINITE, "the teacher returned log-probs that are not finite")
-        mean = math.fsum(values) / len(values) if values else 0.0
-        return [Score(mean, logprobs=[base64.b64encode(array("f", each)).decode() for each in found])]
+        mean = math.fsum(logprob for logprob, *_ in told) / len(told) if told else 0.0
+        pack = struct.Struct("<f" + "if" * self._top_k).pack
+        records = (b"".join(pack(*of_token) for of_token in each) for each in found)
+        return [Score(mean, logprobs=[base64.b64encode(each).decode() for each in records])]
 
     async def _ask_for_nothing(self, progress: ExecutionProgress) -> None:
         await self.upstream.post(self.payload | {"prompt": "Hello"}, progress)
 
-    async def _score(self, segment: TokenSegment, progress: ExecutionProgress) -> Sequence[float]:
-        """Return the log-prob of each sampled token."""
+    async def _score(self, segment: TokenSegment, progress: ExecutionProgress) -> list[list[float]]:
+        """Return the log-prob of each sampled token, and after it each of the likeliest tokens with its own."""
         if not segment.sampled:
             return []
         ids = segment.token_ids[: segment.sampled[-1][1]]
         answer = await self.upstream.post(self.payload | {"prompt": ids}, progress)
         try:
-            found = zip(answer["choices"][0]["prompt_logprobs"], ids, strict=True)
-            entries: list[Any] = [each and each[str(token)] for each, token in found]
-            logprobs = [float(entries[i]["logprob"]) for start, end in segment.sampled for i in range(start, end)]
+            answered = answer["choices"][0]["prompt_logprobs"]
+            entries: list[Any] = [each and each[str(token)] for each, token in zip(answered, ids, strict=True)]
+            positions = [i for start, end in segment.sampled for i in range(start, end)]
+            told = [[float(entries[i]["logprob"]), *self._list_likeliest(answered[i])] for i in positions]
         except (KeyError, IndexError, TypeError, ValueError, AttributeError):
             message = f"no log-probs of the prompt's tokens: {describe(answer)}"
             raise NoScoreError(InvalidReason.BAD_RETURN, message) from None
         if problem := find_other_text(segment, entries):
             self._on_fatal_error(UserError(f"teacher {problem}; it needs the policy's tokenizer"))
             raise NoScoreError(InvalidReason.BAD_RETURN, problem)
-        return logprobs
+        return told
+
+    def _list_likeliest(self, found: Mapping[str, Any]) -> list[float]:
+        """Return token, log-prob, token, log-prob, ... Raise IndexError if there are too few."""
+        pairs = sorted((-each["logprob"], int(token)) for token, each in found.items())
+        return [value for i in range(self._top_k) for value in (pairs[i][1], -pairs[i][0])]
 
 
 def list_segments(request: ScoreRequest) -> list[TokenSegment]:

@@ -117,22 +117,27 @@ def loss_inputs(batch: Batch, advantages: Tensor, logprobs: Tensor | None = None
 def our_loss(batch: Batch, spec: RLJobSpec, advantages: Tensor) -> tuple[Tensor, Tensor]:
     """Return the loss and its gradient by the log-probs.  advantages  # [episodes, tokens]"""
     algorithm, sampled = build_algorithm(spec), batch.mask.bool()
+    weights, total = token_weights(batch, algorithm.settings.level)
+    logprobs = batch.logprobs.clone().requires_grad_()
+    terms = update_loss(
+        algorithm,
+        loss_inputs(batch, advantages, logprobs),
+        weights=weights,
+        reference_logprobs=batch.reference[sampled],
+    )
+    loss = terms.loss / total
+    return loss.detach(), torch.autograd.grad(loss, logprobs)[0]
+
+
+def token_weights(batch: Batch, level: str) -> tuple[Tensor, Tensor | int]:  # [sampled], and the denominator
     lengths = batch.mask.sum(1)
     of_level = {
         "token": (torch.ones_like(lengths), lengths.sum()),
         "sequence": (1 / lengths, len(lengths)),
         "constant": (torch.full_like(lengths, 1 / LENGTH), len(lengths)),
     }
-    weights, total = of_level[algorithm.settings.level]
-    logprobs = batch.logprobs.clone().requires_grad_()
-    terms = update_loss(
-        algorithm,
-        loss_inputs(batch, advantages, logprobs),
-        weights=weights[batch.rows],
-        reference_logprobs=batch.reference[sampled],
-    )
-    loss = terms.loss / total
-    return loss.detach(), torch.autograd.grad(loss, logprobs)[0]
+    weights, total = of_level[level]
+    return weights[batch.rows], total
 
 
 def our_update(batch: Batch, spec: RLJobSpec) -> Tensor:

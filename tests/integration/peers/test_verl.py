@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from rljob_api.manifest.services.reward import Reward
+from rljob_trainer.algorithms.base import LossInputs
 from rljob_trainer.algorithms.kl import kl_estimate
-from rljob_trainer.algorithms.losses import correct
+from rljob_trainer.algorithms.losses import correct, update_loss
 from rljob_trainer.algorithms.ppo import value_loss
 from rljob_trainer.algorithms.registry import build_algorithm
 from rljob_trainer.algorithms.teachers import teacher_advantages
@@ -28,6 +29,7 @@ from tests.integration.peers.batches import (
     our_advantages,
     our_loss,
     our_update,
+    token_weights,
 )
 from tests.integration.peers.environment import Peers
 from tests.support.algorithms import algorithm_spec
@@ -96,6 +98,37 @@ def test_distillation(peers, level, limit):
     )
     for name, *pair in zip(("loss", "gradient"), ours, theirs, strict=True):
         assert_equal(f"distillation, {name}", *pair, ROUNDED)
+
+
+@pytest.mark.parametrize("limit", [20.0, 2.5])
+@pytest.mark.parametrize("level", LEVELS)
+def test_distillation_of_the_likeliest_tokens(peers, level, limit):
+    """A teacher with topK, against verl's forward_kl_topk. With the identity as the head, hidden states are logits."""
+    batch, draw = build_batch(), torch.Generator().manual_seed(0)
+    mask = batch.mask.float()
+    logits, theirs = torch.randn(2, int(mask.sum()), 30, generator=draw).mul(2)
+    likeliest = theirs.log_softmax(-1).topk(7)
+    endpoint = {"url": "http://teacher/v1", "model": "big"}
+    reward = {"name": "t", "teacher": {"endpoint": endpoint, "clip": limit, "topK": 7}}
+    spec = algorithm_spec(loss={"level": level}, max_tokens=LENGTH)
+    algorithm = build_algorithm(spec.model_copy(update={"rewards": [Reward.model_validate(reward)]}))
+
+    hidden = logits.clone().requires_grad_()
+    targets = torch.cat([torch.zeros(len(hidden), 1, dtype=torch.int64), likeliest.indices], 1)
+    logprobs, _ = selected_logprobs(hidden, torch.eye(30), targets, 1.0)
+    own = logprobs[:, 0].detach()
+    inputs = LossInputs(logprobs[:, 0], own, own, torch.zeros_like(own), batch.rows, len(mask))
+    weights, total = token_weights(batch, level)
+    top = logprobs[:, None, 1:], likeliest.values[:, None]
+    loss = update_loss(algorithm, inputs, weights=weights.float(), top=top).loss / total
+    ours = loss.detach(), torch.autograd.grad(loss, hidden)[0]
+    settings = {"level": LEVELS[level], "max_tokens": LENGTH, "limit": limit}
+    theirs = peers.call(
+        "verl", "top_distillation", logits=logits, tokens=likeliest.indices, teacher=likeliest.values, mask=mask,
+        **settings,
+    )  # fmt: skip
+    for name, *pair in zip(("loss", "gradient"), ours, theirs, strict=True):
+        assert_equal(f"distillation of 7 tokens, {name}", *pair, ROUNDED)
 
 
 def taught_episodes(batch: Batch) -> list[Episode]:

@@ -13,6 +13,7 @@ import verl.utils.torch_functional
 from torch import Tensor
 from verl.trainer.config.algorithm import AlgoConfig, RolloutCorrectionConfig
 from verl.trainer.distillation import losses
+from verl.trainer.distillation.fsdp import losses as fsdp_losses
 from verl.trainer.ppo import core_algos, metric_utils, rollout_corr_helper
 from verl.workers.config import ActorConfig, DistillationLossConfig
 
@@ -107,6 +108,34 @@ def distillation(
         actor, SimpleNamespace(distillation_loss=loss_config), {"log_probs": logprobs}, data
     )
     (gradient,) = torch.autograd.grad(loss, logprobs)
+    return loss.detach(), gradient
+
+
+def top_distillation(
+    logits: Tensor, tokens: Tensor, teacher: Tensor, mask: Tensor, *, limit: float, level: str, max_tokens: int
+) -> tuple[Tensor, Tensor]:
+    """Return the loss of forward_kl_topk as a supervised loss, and its gradient by the logits.
+
+    logits  # [sampled, vocabulary]    tokens, teacher  # [sampled, k]    mask  # [episodes, tokens]
+    """
+    actor = ActorConfig(
+        strategy="fsdp", rollout_n=1, use_dynamic_bsz=True, loss_agg_mode=level, loss_scale_factor=max_tokens
+    )
+    loss_config = DistillationLossConfig(
+        loss_mode="forward_kl_topk", loss_max_clamp=limit, log_prob_min_clamp=None, use_policy_gradient=False
+    )
+    config = SimpleNamespace(distillation_loss=loss_config)
+    lengths = mask.sum(1).long().tolist()
+    topk = [torch.nested.nested_tensor(list(each.split(lengths)), layout=torch.jagged) for each in (teacher, tokens)]
+    logits = logits.clone().requires_grad_()
+    found = fsdp_losses.compute_forward_kl_topk(logits[None], *topk, config, "thd")
+    outputs = {
+        name: torch.zeros_like(mask).masked_scatter(mask.bool(), each[0].float()) for name, each in found.items()
+    }
+    counts = {"dp_size": 1, "batch_num_tokens": mask.sum(), "global_batch_size": len(mask)}
+    losses.no_padding_2_padding = lambda values, data: values  # the tensors are padded here
+    loss, _ = losses.distillation_loss(actor, config, outputs, {"response_mask": mask, **counts})
+    (gradient,) = torch.autograd.grad(loss, logits)
     return loss.detach(), gradient
 
 

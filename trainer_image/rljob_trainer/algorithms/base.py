@@ -76,6 +76,11 @@ class Settings:
         return [reward for reward in self.rewards if reward.teacher is None]
 
     @property
+    def top_teachers(self) -> list[Reward]:
+        """Those of `rewards` whose likeliest tokens are part of the loss."""
+        return [reward for reward in self.rewards if reward.top_k]
+
+    @property
     def kl_in_reward(self) -> bool:
         return self.algorithm.kl.coefficient > 0 and self.algorithm.kl.estimator == "k1"
 

@@ -129,6 +129,7 @@ def update_loss(
     weights: Tensor,  # [tokens] share of the token, before the division by the denominator; 0 for padding
     entropy: Tensor | None = None,  # [tokens] with gradient only where the coefficient needs it
     reference_logprobs: Tensor | None = None,  # [tokens]
+    top: tuple[Tensor, Tensor] | None = None,  # [tokens, teachers, k] log-probs of the policy and of the teachers
     is_given: bool = False,
 ) -> LossTerms:
     """Return the loss of one micro-batch, and what the update reports about its tokens. `is_given`: they are of given
@@ -147,6 +148,13 @@ def update_loss(
             loss = loss + spec.kl.coefficient * (weights * kl).sum()
     if entropy is not None and spec.entropy_coefficient and not is_given:
         loss = loss - spec.entropy_coefficient * (weights * entropy).sum()
+    if top is not None:  # the terms of KL(teacher || policy) of the likeliest tokens
+        teachers = top[1]
+        divergences = (teachers.exp() * (teachers - top[0])).sum(-1)
+        for reward, values in zip(algorithm.settings.top_teachers, divergences.unbind(1), strict=True):
+            assert reward.teacher, "topK is a field of it"
+            limit = reward.teacher.clip
+            loss = loss + reward.weight * (weights * values.clamp(-limit, limit)).sum()
     difference = inputs.logprobs.detach() - inputs.rollout_logprobs
     per_token = {
         "kl": kl,

@@ -21,7 +21,7 @@ from rljob_api.wire.base import InvalidReason
 from rljob_api.wire.contract import MAX_TRAJECTORIES
 from rljob_trainer.algorithms import advantages as statistics
 from rljob_trainer.algorithms.base import AlgorithmCode, EpisodeAdvantages, EpisodeRewards, Settings
-from rljob_trainer.algorithms.teachers import teacher_advantages
+from rljob_trainer.algorithms.teachers import find_top, teacher_advantages, teaches
 from rljob_trainer.episodes.types import Episode, Group, TokenFacts, TrainRow, has_own_reward
 
 _NO_TOKENS, _NO_VALUES = np.zeros(0, np.int32), np.zeros(0)
@@ -96,8 +96,8 @@ def has_signal(group: Group, algorithm: AlgorithmCode) -> bool:
 
 def _differ(pairs: Sequence[tuple[Episode, float | None]], algorithm: AlgorithmCode) -> bool:
     valid = [_describe(episode, score, algorithm.settings, _NO_TOKENS) for episode, score in pairs if score is not None]
-    taught = [teacher_advantages(algorithm.settings.rewards, each) for each, score in pairs if score is not None]
-    if algorithm.needs.values or any(each is not None and each.any() for each in taught):
+    taught = (teaches(algorithm.settings.rewards, each) for each, score in pairs if score is not None)
+    if algorithm.needs.values or any(taught):
         return bool(valid)
     if len({_until_last_reward(each.turn_rewards) for each in valid}) > 1:
         return True
@@ -326,7 +326,7 @@ def _rows_of(
     num_sampled = episode.num_sampled
     limit = episode.sampling.max_tokens or settings.max_tokens
     weight = {"token": 1.0, "sequence": 1 / max(1, num_sampled), "constant": 1 / limit}[settings.level]
-    rows, start = [], 0
+    rows, start, top = [], 0, find_top(settings.top_teachers, episode)
     advantages = None if given is None else _to_segments(given.advantages, episode)
     targets = None if given is None or given.returns is None else _to_segments(given.returns, episode)
     for segment, found in zip(episode.segments, facts, strict=True):
@@ -346,6 +346,7 @@ def _rows_of(
                 reference_logprobs=found.reference_logprobs,
                 returns=returns,
                 values=found.values,
+                top=None if top is None else top[part],
             )
         )
     return rows

@@ -29,6 +29,13 @@ from rljob_inputs.prompts import Prompt
 _DEFAULT_SAMPLING = Sampling()
 NOT_SAMPLED = -1
 """Version and turn of a token that the policy did not sample."""
+TOP = np.dtype([("token", "<i4"), ("logprob", "<f4")])
+"""One of the tokens that a teacher finds likeliest."""
+
+
+def told_dtype(top_k: int) -> np.dtype[Any]:
+    """Return what a teacher tells of each sampled token (ScoreResult.logprobs): its log-prob, or with topK a record."""
+    return np.dtype([("logprob", "<f4"), ("top", TOP, (top_k,))] if top_k else "<f4")
 
 
 class PromptTooLongError(ValueError):
@@ -403,6 +410,8 @@ class TrainRow:
     """Targets of the critic; None without one."""
     values: NDArray[np.float32] | None = None
     """The critic's values before the update; None without one."""
+    top: NDArray[np.void] | None = None
+    """[sampled, teachers, k] The likeliest tokens of each teacher with topK, as TOP; None without any."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from rljob_trainer.episodes.types import TrainRow, UpdateVersions
+from rljob_trainer.episodes.types import TOP, TrainRow, UpdateVersions
 
 _UNLIMITED = sys.maxsize
 
@@ -46,7 +46,7 @@ PACKED_TREES = Layout(_UNLIMITED, _UNLIMITED)
 Batches = list[list[list[list[int]]]]
 """[micro-batches][lines][trees][rows] Indices of rows in the call. An idle micro-batch is empty."""
 
-_OPTIONAL = ("reference_logprobs", "returns", "values")
+_OPTIONAL = ("reference_logprobs", "returns", "values", "top")
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class RankRows:
     """[sampled] As all that follow."""
     rollout_logprobs: NDArray[np.float32]
     token_versions: NDArray[np.int32]
-    optional: Mapping[str, NDArray[np.float32]]
+    optional: Mapping[str, NDArray[Any]]
     """By field of TrainRow, those that the rows have."""
     versions: UpdateVersions
 
@@ -87,8 +87,8 @@ class _Tree:
 
 def has_loss(row: TrainRow, *, without_advantage: bool) -> bool:
     """Return whether a row can have a gradient. `without_advantage`: a KL penalty or an entropy bonus gives one to all
-    sampled tokens, as a critic's loss does."""
-    has_terms = without_advantage or row.returns is not None
+    sampled tokens, as a critic's loss and a teacher with topK do."""
+    has_terms = without_advantage or row.returns is not None or row.top is not None
     return bool(row.loss_mask.any()) and (has_terms or bool(row.advantages[row.loss_mask].any()))
 
 
@@ -201,7 +201,7 @@ def _pack(
     completions = {i: slice(spans[i][0], spans[i][1] + 1) for i in indices}
     masks = {i: chosen[i].loss_mask[completions[i]] for i in indices}
 
-    def joined(arrays: Sequence[NDArray[Any]], dtype: DTypeLike) -> NDArray[Any]:
+    def joined(arrays: Sequence[Any], dtype: DTypeLike) -> NDArray[Any]:
         return np.concatenate(arrays, dtype=dtype, casting="same_kind") if arrays else np.zeros(0, dtype)
 
     def sampled(name: str, dtype: DTypeLike = np.float32) -> NDArray[Any]:
@@ -220,7 +220,9 @@ def _pack(
         advantages=sampled("advantages"),
         rollout_logprobs=sampled("rollout_logprobs"),
         token_versions=sampled("versions", np.int32),
-        optional={name: sampled(name) for name in optional},
+        optional={
+            name: joined([chosen[i].top for i in indices], TOP) if name == "top" else sampled(name) for name in optional
+        },
         versions=versions,
     )
 
@@ -266,6 +268,8 @@ class MicroBatch:
     """[targets] None without a critic."""
     values: NDArray[np.float32] | None = None
     """[targets] None without a critic."""
+    top: NDArray[Any] | None = None
+    """[targets, teachers, k] As in TrainRow; None in an idle micro-batch."""
 
     @property
     def is_plain(self) -> bool:
@@ -301,7 +305,7 @@ def _idle_micro_batch(part: RankRows) -> MicroBatch:
         advantages=nothing,
         rollout_logprobs=nothing,
         proximal_shares=nothing + 1,
-        **dict.fromkeys(part.optional, nothing),
+        **dict.fromkeys(part.optional.keys() - {"top"}, nothing),
     )
 
 

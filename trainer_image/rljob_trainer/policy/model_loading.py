@@ -90,16 +90,22 @@ class ScoringModel(nn.Module):
 
     def forward(
         self, batch: MicroBatch, entropy_gradient: bool = False
-    ) -> tuple[Tensor, Tensor]:  # [targets], [targets]
+    ) -> tuple[Tensor, Tensor, Tensor | None]:  # [targets], [targets], [targets, teachers, k]
+        """Return the log-prob of each target, the entropy, and the log-probs of what teachers find likeliest there."""
         head = self.network.get_output_embeddings()
         device = head.weight.device
         chosen = source_states(require_decoder(self.network), batch, device, self.dtype)
         targets, temperatures = integers(batch.targets, device), batch.temperatures
         differ = temperatures.max() > temperatures.min()
         temperature = to_device(temperatures, device, torch.float32) if differ else float(temperatures[0])
-        return selected_logprobs(
+        if batch.top is not None:
+            targets = torch.cat([targets[:, None], integers(batch.top["token"], device).flatten(1)], 1)
+        logprobs, entropy = selected_logprobs(
             chosen, head.weight, targets, temperature, entropy_gradient, self._transform, self._head
         )
+        if batch.top is None:
+            return logprobs, entropy, None
+        return logprobs[:, 0], entropy, logprobs[:, 1:].view(batch.top.shape)
 
 
 def source_states(decoder: Any, batch: MicroBatch, device: torch.device, dtype: torch.dtype) -> Tensor:

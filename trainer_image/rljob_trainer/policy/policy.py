@@ -272,7 +272,7 @@ class Policy:
             yield name.removeprefix(_PREFIX), sharding.gather(parameter, self.dtype)
 
     def _loss(self, batch: MicroBatch, reference: Tensor | None) -> Tensor:
-        logprobs, entropy = self.model(batch, bool(self.algorithm.entropy_coefficient))
+        logprobs, entropy, top = self.model(batch, bool(self.algorithm.entropy_coefficient))
         rollout_logprobs = logprobs.detach() if self.is_warm else self._tensor(batch.rollout_logprobs)
         inputs = LossInputs(
             logprobs=logprobs,
@@ -289,6 +289,7 @@ class Policy:
             weights=weights,
             entropy=entropy,
             reference_logprobs=reference,
+            top=None if batch.top is None else (top, self._tensor(batch.top["logprob"])),
             is_given=self.is_warm,
         )
         self._metrics.add(terms.sums, terms.maxima)

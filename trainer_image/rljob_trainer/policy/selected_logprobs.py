@@ -42,12 +42,14 @@ def selected_logprobs(
     entropy_gradient: bool = False,
     transform: LogitTransform = _IDENTITY,
     head: Head = _PLAIN,
-) -> tuple[Tensor, Tensor]:  # [targets], [targets]
+) -> tuple[Tensor, Tensor]:  # as `targets`, [targets]
     """Return log-probability and entropy of softmax(transform(hidden @ weight.T) / temperature) at each target.
     In fp32.
 
     hidden  # [targets, hidden]    weight  # [vocabulary, hidden]    targets  # [targets]
     temperature  # of all targets, or [targets]
+
+    Targets of [targets, n] are n tokens for each hidden state, whose log-probabilities have the same shape.
     """
     dtype = head.logits_dtype or hidden.dtype
     num_bytes = len(targets) * len(weight) * dtype.itemsize
@@ -55,9 +57,10 @@ def selected_logprobs(
     arithmetic = head.compiled or Arithmetic()
     if isinstance(temperature, Tensor):
         temperature = temperature[:, None]  # [targets, 1]
-    arguments = (hidden, weight, targets, temperature, entropy_gradient, transform, dtype, arithmetic, keeps)
+    chosen = targets if targets.dim() == 2 else targets[:, None]
+    arguments = (hidden, weight, chosen, temperature, entropy_gradient, transform, dtype, arithmetic, keeps)
     logprobs, entropy = _SelectedLogProbs.apply(*arguments)
-    return logprobs, entropy
+    return logprobs.view_as(targets), entropy
 
 
 class _SelectedLogProbs(torch.autograd.Function):
@@ -81,9 +84,9 @@ class _SelectedLogProbs(torch.autograd.Function):
             if keeps:
                 kept.append(logits)
             del logits
-        chosen, normalizers, means = (torch.stack(each) for each in zip(*found, strict=True))  # [blocks, targets]
+        chosen, normalizers, means = (torch.stack(each) for each in zip(*found, strict=True))  # [blocks, targets, ...]
         log_normalizers = normalizers.logsumexp(0)
-        logprobs = chosen.sum(0) - log_normalizers
+        logprobs = chosen.sum(0) - log_normalizers[:, None]
         entropy = log_normalizers - (means * (normalizers - log_normalizers).exp()).sum(0)
         ctx.save_for_backward(hidden, weight, targets, log_normalizers, entropy, *kept)
         ctx.temperature, ctx.transform, ctx.entropy_gradient = temperature, transform, entropy_gradient
@@ -138,12 +141,12 @@ def _add(total: Tensor | None, grad: Tensor, weight: Tensor) -> Tensor:
 
 def _reduce(
     logits: Tensor, targets: Tensor, temperature: float | Tensor, transform: LogitTransform
-) -> tuple[Tensor, Tensor, Tensor]:  # [targets], each
-    """Return of a block: the scaled logit of the target, 0 if another block has it; the log of the sum of all
+) -> tuple[Tensor, Tensor, Tensor]:  # as `targets`, [targets], [targets]
+    """Return of a block: the scaled logits of the targets, 0 if another block has them; the log of the sum of all
     exponentials; and the mean of the scaled logits by the block's own softmax."""
     scaled = _scaled(logits, temperature, transform)  # [targets, block] fp32
     is_here, column = _find(targets, logits)
-    chosen = scaled.gather(1, column[:, None]).squeeze(1).where(is_here, 0)
+    chosen = scaled.gather(1, column).where(is_here, 0)
     normalizers = scaled.logsumexp(dim=1)
     if torch.compiler.is_compiling():  # what is summed up is small, so that the sum of few digits loses less
         below = scaled - normalizers[:, None]
@@ -166,14 +169,15 @@ def _differentiate(
     scaled = _scaled(logits, temperature, transform)
     slope = _slope(scaled, temperature, transform)
     probabilities = scaled.sub_(log_normalizers[:, None]).exp()
-    grad = probabilities * -grad_logprobs[:, None]
+    grad = probabilities * -grad_logprobs.sum(1, keepdim=True)
     is_here, column = _find(targets, logits)
-    at_target = grad_logprobs.where(is_here, 0)[:, None]
-    if torch.compiler.is_compiling():  # a comparison becomes part of the only loop; scattering would be another one
+    at_target = grad_logprobs.where(is_here, 0)
+    if torch.compiler.is_compiling():  # comparisons become part of the only loop; scattering would be another one
         columns = torch.arange(logits.shape[1], device=logits.device)
-        grad = grad + at_target.where(columns == column[:, None], 0)
+        for own, place in zip(at_target.split(1, 1), column.split(1, 1), strict=True):
+            grad = grad + own.where(columns == place, 0)
     else:
-        grad.scatter_add_(1, column[:, None], at_target)
+        grad.scatter_add_(1, column, at_target)
     if entropy is not None and grad_entropy is not None:  # dH/dz = -p (log p + H)
         grad.sub_(scaled.add_(entropy[:, None]).mul_(probabilities).mul_(grad_entropy[:, None]))
     logits.copy_(grad.mul_(slope))
@@ -215,7 +219,7 @@ def compile_arithmetic(compiled: CompiledLayers) -> Arithmetic:
     )
 
 
-def _find(targets: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:  # [targets] bool, [targets]
+def _find(targets: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:  # bool, int64; as `targets`
     """Return whether the block has the target, and a column of the block, which is the target's if it has."""
     last = logits.shape[1] - 1
     return (targets >= 0) & (targets <= last), targets.clamp(0, last)

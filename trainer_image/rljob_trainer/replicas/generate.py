@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 from rljob_api.errors import UserError
 from rljob_api.manifest.roles import Sampling
 from rljob_api.wire import contract
-from rljob_trainer.episodes.types import Completion
+from rljob_trainer.episodes.types import Completion, told_dtype
 
 PATH = "/inference/v1/generate"
 
@@ -115,24 +115,34 @@ def build_payload(
     }
 
 
-def build_score_payload(token_ids: Sequence[int], key: str) -> dict[str, Any]:
-    """Return the request for the log-probs of a prompt, at temperature 1. Its answer is not streamed:
+def build_score_payload(token_ids: Sequence[int], key: str, top_k: int) -> dict[str, Any]:
+    """Return the request for the log-probs of a prompt and of the `top_k` likeliest tokens at each of its own, at
+    temperature 1. Its answer is not streamed:
 
     {"choices": [...], "prompt_logprobs": [null, {"2": {"logprob": -0.1, "rank": 1}}]}"""
     return {
         "model": contract.SERVED_MODEL_NAME,
         "token_ids": list(token_ids),
         "cache_salt": key,
-        "sampling_params": {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0},
+        "sampling_params": {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": top_k},
     }
 
 
-def read_scores(body: Any, token_ids: Sequence[int]) -> NDArray[np.float32]:  # [tokens - 1]
-    """Return the log-probs of a prompt's tokens but the first, which nothing predicts."""
+def read_scores(body: Any, token_ids: Sequence[int], top_k: int) -> NDArray[Any]:  # [tokens - 1]
+    """Return the log-probs of a prompt's tokens but the first, which nothing predicts; with `top_k` records of
+    told_dtype."""
     entries = body["prompt_logprobs"][1:]
-    return np.array(
-        [each[str(token)]["logprob"] for each, token in zip(entries, token_ids[1:], strict=True)], np.float32
-    )
+    told = [each[str(token)]["logprob"] for each, token in zip(entries, token_ids[1:], strict=True)]
+    if top_k:
+        told = [(own, _list_likeliest(each, top_k)) for own, each in zip(told, entries, strict=True)]
+    return np.array(told, told_dtype(top_k))
+
+
+def _list_likeliest(entry: Mapping[str, Any], top_k: int) -> list[tuple[int, float]]:
+    return [
+        (token, -negative)
+        for negative, token in sorted((-each["logprob"], int(token)) for token, each in entry.items())[:top_k]
+    ]
 
 
 @dataclass

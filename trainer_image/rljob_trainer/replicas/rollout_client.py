@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 import aiohttp
 import msgspec
-import numpy as np
 from numpy.typing import NDArray
 
 from rljob_api.errors import TransientError, UserError
@@ -119,10 +118,10 @@ class RolloutClient:
             f"a completion failed {_MAX_ATTEMPTS} times, on {len(avoid)} replicas; see the driver's log"
         )
 
-    async def score(self, token_ids: list[int]) -> NDArray[np.float32] | None:  # [tokens - 1]
-        """Return the log-probs of a prompt's tokens but the first; None if vLLM refuses to compute them."""
-        payload = generate.build_score_payload(token_ids, self.replicas.fleet.required_key)
-        return await self._post(generate.PATH, payload, lambda body: generate.read_scores(body, token_ids))
+    async def score(self, token_ids: list[int], top_k: int = 0) -> NDArray[Any] | None:  # [tokens - 1]
+        """Return what generate.read_scores does; None if vLLM refuses to compute it."""
+        payload = generate.build_score_payload(token_ids, self.replicas.fleet.required_key, top_k)
+        return await self._post(generate.PATH, payload, lambda body: generate.read_scores(body, token_ids, top_k))
 
     async def tokenize(self, text: str) -> list[int] | None:
         """Return the ids that a rollout gives a text; None if it has no tokenizer."""

@@ -64,20 +64,20 @@ class HintedPolicy(RewardClient):
                 "the rollouts refuse the episode after the hint; see their answer in the log, and rollout.maxModelLen"
             )
             return call.fail(InvalidReason.EXCEPTION, message, seconds)
-        values = np.concatenate([np.zeros(0), *known])
-        if not np.isfinite(values).all():
+        # A token's number, of a record with topK, is finite as well.
+        if not all(np.isfinite(each.view(np.float32)).all() for each in known):
             return call.fail(InvalidReason.NOT_FINITE, "the policy's log-probs after the hint are not finite")
-        logprobs = [base64.b64encode(each.astype("<f4").tobytes()).decode() for each in known]
+        logprobs = [base64.b64encode(each.tobytes()).decode() for each in known]
         return [ScoreResult(id=request.id, valid=True, score=0.0, logprobs=logprobs, execute_seconds=seconds)]
 
-    async def _ask(self, hint: Sequence[int], segment: TokenSegment) -> NDArray[np.float32] | None:  # [sampled]
-        """Return the log-probs of the sampled tokens; None if vLLM refuses to compute them."""
+    async def _ask(self, hint: Sequence[int], segment: TokenSegment) -> NDArray[Any] | None:  # [sampled]
+        """Return the log-probs of the sampled tokens, as records with topK; None if vLLM refuses to compute them."""
         if not segment.sampled:
             return np.zeros(0, np.float32)
         ids = segment.token_ids[: segment.sampled[-1][1]]
         # A token that begins every text begins the hint.
         begins = self._tokenizer.bos_token_id is not None and hint[:1] == ids[:1] == [self._tokenizer.bos_token_id]
-        scores = await self._rollouts.score([*hint, *ids[begins:]])
+        scores = await self._rollouts.score([*hint, *ids[begins:]], self.reward.top_k)
         if scores is None:
             return None
         shift = len(scores) - len(ids)  # the first token of all has no log-prob

@@ -268,12 +268,13 @@ class TeacherReward(Spec):
     model: TeacherModel | None = None
     """A checkpoint to serve, such as an export or `job://NAME`. Its context needs one token more than the episodes."""
     endpoint: JudgeEndpoint | None = None
-    """An OpenAI-compatible endpoint that returns the log-probs of a prompt (prompt_logprobs), as vLLM's does."""
+    """One that returns log-probs of a prompt (prompt_logprobs), as vLLM's."""
     hint: Annotated[LongText, Field(min_length=1)] | None = None
-    """The teacher is the policy itself, which the rollouts serve, with this text before what the policy saw.
-    `{solution}` is a column of the row. With use: training."""
+    """The teacher is the policy itself, with this text before what it saw. `{solution}` is a column of the row."""
     clip: float = Field(default=20.0, gt=0)
-    """Limit of the difference of a token's log-probs, in both directions."""
+    """Limit of a token's difference or divergence, in both directions."""
+    top_k: int = Field(default=0, ge=0, le=20)  # as many as vLLM returns by default (max_logprobs)
+    """Likeliest tokens whose KL(teacher || policy) is a term of the loss. 0: the sampled one's advantage."""
     when: Annotated[
         dict[ShortText, Annotated[list[ShortText], Field(min_length=1, max_length=256)]], Field(max_length=16)
     ] = {}

@@ -371,6 +371,11 @@ class Reward(RewardBase):
         """That of a teacher which is the policy itself."""
         return self.teacher.hint if self.teacher else None
 
+    @property
+    def top_k(self) -> int:
+        """That of a teacher; 0 if none of its likeliest tokens are read."""
+        return self.teacher.top_k if self.teacher else 0
+
     def scores_row(self, columns: Mapping[str, Any], data_source: str) -> bool:
         """Return whether it scores the answers to the prompt of a row: all, but for those that a teacher does not
         teach. `columns`: extra_info of a prompt, or of a request."""

@@ -45,6 +45,7 @@ CASES = {
     "everything-accumulated": "everything",
     "everything-split": "everything",
     "given-reference": "given-reference",
+    "taught": "taught",
     **{name: name for name in policy_scenarios.OTHERS},
 }
 """Reference computation of each scenario."""
@@ -65,6 +66,7 @@ def references(folder: Path) -> dict[str, tuple[float, dict[str, torch.Tensor], 
     return {
         **others,
         "plain": plain.gradients(rows),
+        "taught": plain.gradients(policy_scenarios.with_top(rows)),
         "without-signal": plain.gradients(policy_scenarios.without_advantages(rows, policy_scenarios.NO_SIGNAL)),
         "everything": everything.gradients(heated(policy_scenarios.build_rows(level="sequence")), later, "sequence"),
         "given-reference": everything.gradients(heated(policy_scenarios.with_reference(rows)), later),

@@ -34,9 +34,9 @@ async def start(make_reward, endpoint):
     """start(answer): a teacher whose endpoint answers so."""
     asked = {"url": endpoint.url, "model": "big", "limits": {"concurrency": 1}}
 
-    async def begin(reply=answer):
+    async def begin(reply=answer, **fields):
         endpoint.reset(reply)
-        return await make_reward({"name": "t", "teacher": {"endpoint": asked}, "timeoutSeconds": 20})
+        return await make_reward({"name": "t", "teacher": {"endpoint": asked, **fields}, "timeoutSeconds": 20})
 
     return begin
 
@@ -55,6 +55,20 @@ async def test_each_sampled_token_gets_its_log_prob(start, endpoint):
     sent = endpoint.requests
     assert [each["prompt"] for each in sent] == [[1, 2, 3, 1, 2], [3, 1]], "what follows the last sampled token is cut"
     assert all((each["max_tokens"], each["prompt_logprobs"], each["model"]) == (1, 0, "big") for each in sent)
+
+
+async def test_with_top_k_each_sampled_token_gets_the_likeliest_after_its_own(start, endpoint):
+    served = await start(topK=2)
+    result = await served.score("", segments=[TokenSegment(token_ids=[1, 2, 3], sampled=[(1, 3)])])
+    dtype = np.dtype([("logprob", "<f4"), ("top", [("token", "<i4"), ("logprob", "<f4")], (2,))])
+    records = np.frombuffer(base64.b64decode(result.logprobs[0]), dtype)
+    assert records["logprob"].tolist() == [-0.5, -0.75]
+    likeliest = (99, np.float32(-0.1))
+    assert records["top"].tolist() == [[likeliest, (2, -0.5)], [likeliest, (3, -0.75)]]
+    assert result.score == pytest.approx(-(0.5 + 0.75) / 2)
+    assert endpoint.requests[-1]["prompt_logprobs"] == 2
+    result = await (await start(topK=3)).score("", prompt_ids=[1], completion_ids=[2])
+    assert (result.valid, result.reason) == (False, "bad_return"), "the endpoint returns fewer"
 
 
 async def test_a_request_of_prompt_and_completion_is_one_segment(start, endpoint):

@@ -21,8 +21,8 @@ from rljob_trainer.algorithms.rows import (
     score_group,
     should_replace,
 )
-from rljob_trainer.algorithms.teachers import score_by_teacher, teacher_advantages
-from rljob_trainer.episodes.types import Episode, Group, ScoredResult, Segment, Turn
+from rljob_trainer.algorithms.teachers import find_top, score_by_teacher, teacher_advantages
+from rljob_trainer.episodes.types import Episode, Group, ScoredResult, Segment, Turn, told_dtype
 
 ENDPOINT = {"url": "http://t/v1", "model": "big"}
 
@@ -40,12 +40,12 @@ def algorithm_of(*rewards, **algorithm):
     return build_algorithm(RLJobSpec.model_validate({**spec, "algorithm": algorithm}))
 
 
-def encode(*segments):
-    return [base64.b64encode(np.array(each, "<f4").tobytes()).decode() for each in segments]
+def encode(*segments, dtype="<f4"):
+    return [base64.b64encode(np.array(each, dtype).tobytes()).decode() for each in segments]
 
 
-def told(*segments, **fields):
-    given = {"id": "1", "valid": True, "score": -9.0, "logprobs": encode(*segments), **fields}
+def told(*segments, dtype="<f4", **fields):
+    given = {"id": "1", "valid": True, "score": -9.0, "logprobs": encode(*segments, dtype=dtype), **fields}
     return ScoredResult.model_validate(given)
 
 
@@ -188,6 +188,71 @@ def test_an_episode_that_a_teacher_failed_to_score_is_masked():
 def test_a_row_of_no_teacher_and_no_reward_does_not_train():
     rewards = algorithm_of(teacher()).settings.rewards
     assert group_of(episode([-1.0]), rewards=rewards).episodes[0].score is None
+
+
+def told_top(*segments):
+    """A result with topK. `segments`: for each token its log-prob and the likeliest tokens with theirs."""
+    top_k = len(segments[0][0][1])
+    return told(*(np.array(each, told_dtype(top_k)) for each in segments), dtype=told_dtype(top_k))
+
+
+def test_with_top_k_the_likeliest_tokens_go_to_the_rows_and_no_advantage_does():
+    algorithm = algorithm_of(teacher(topK=2), teacher("other", topK=1), teacher("third"))
+    settings = algorithm.settings
+    ended, untaught = episode([-1.0, -2.0]), episode([-1.0], 1)
+    result = told_top([(-1.5, [(7, -0.5), (8, -1.5)]), (-1.0, [(9, -0.25), (8, -2.0)])])
+    ended.results = {"t": score_by_teacher(settings.rewards[0].teacher, result, ended)}
+    assert ended.results["t"].score == pytest.approx(-(0.5 - 1.0) / 2), "as without topK"
+    group = group_of(ended, rewards=settings.rewards)
+    assert has_signal(group, algorithm)
+    given = find_advantages([group], episode_rewards([group], settings), algorithm)
+    assert not given[0][0].advantages.any()
+    [[row]] = build_rows([group], given, settings)
+    nothing = [(0, -1e4), (0, -1e4)]
+    assert row.top.tolist() == [[[(7, -0.5), (8, -1.5)], nothing], [[(9, -0.25), (8, -2.0)], nothing]]
+    assert find_top(settings.top_teachers, untaught).tolist() == [[nothing, nothing]]
+    assert not has_signal(group_of(untaught, rewards=settings.rewards), algorithm)
+
+
+def test_each_segment_has_its_likeliest_tokens():
+    first, second = (Segment([0, 1, 1], [0, *mask], [0.0] * 3, [-1, *mask], [-1, *mask]) for mask in ([1, 1], [0, 1]))
+    settings = algorithm_of(teacher(topK=1)).settings
+    ended = Episode(0, 0, 0, [first, second], [Turn(""), Turn("")], "g")
+    ended.results = {"t": told_top([(-1.0, [(3, -0.5)]), (-1.0, [(4, -0.5)])], [(-1.0, [(5, -0.5)])])}
+    group = group_of(ended, rewards=settings.rewards)
+    [rows] = build_rows([group], [[None]], settings)
+    assert [row.top["token"].ravel().tolist() for row in rows] == [[3, 4], [5]]
+
+
+def test_top_k_needs_that_many_tokens():
+    limits = Reward.model_validate(teacher(topK=2)).teacher
+    for result in (told([-1.0]), told_top([(-1.0, [(3, -0.5)])])):
+        assert score_by_teacher(limits, result, episode([-1.0])).reason is InvalidReason.BAD_RETURN
+
+
+def test_the_loss_of_the_likeliest_tokens_is_the_clipped_divergence_of_each_teacher():
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(12, 30, generator=generator, requires_grad=True)
+    nu = torch.randn(2, 12, 30, generator=generator).mul(2).log_softmax(-1)
+    [first, second] = (each.topk(5) for each in nu)
+    second.values[:6] = -1e4  # of rows that it does not teach
+    logprobs = logits.log_softmax(-1)
+    weights = torch.linspace(0, 1, 12)
+
+    def divergence(own, likeliest):
+        theirs = own.gather(1, likeliest.indices)
+        return (likeliest.values.exp() * (likeliest.values - theirs)).sum(1)
+
+    own = logprobs.detach()[:, 0]
+    assert 0 < (divergence(logprobs, first) > 0.7).sum() < 12
+    expected = 0.5 * divergence(logprobs, first).clamp(max=0.7) + 2.0 * divergence(logprobs, second).clamp(max=1.5)
+    expected = torch.autograd.grad((weights * expected).sum(), logits, retain_graph=True)[0]
+    algorithm = algorithm_of(teacher(topK=5, weight=0.5, clip=0.7), teacher("u", topK=5, weight=2.0, clip=1.5))
+    tokens = torch.stack([first.indices, second.indices], 1)
+    top = logprobs[:, None].expand(-1, 2, -1).gather(2, tokens), torch.stack([first.values, second.values], 1)
+    inputs = LossInputs(logprobs[:, 0], own, own, torch.zeros(12), torch.arange(12), 12)
+    loss = update_loss(algorithm, inputs, weights=weights, top=top).loss
+    torch.testing.assert_close(torch.autograd.grad(loss, logits)[0], expected)
 
 
 @pytest.mark.parametrize(

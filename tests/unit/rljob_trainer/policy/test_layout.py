@@ -1,11 +1,12 @@
 """What is sent to a rank: each token once, and little more."""
 
+import dataclasses
 import pickle
 
 import numpy as np
 
 from rljob_inputs.memory.limits import ROW_BYTES_PER_TOKEN
-from rljob_trainer.episodes.types import NOT_SAMPLED, TrainRow
+from rljob_trainer.episodes.types import NOT_SAMPLED, TOP, TrainRow
 from rljob_trainer.policy.layout import MASKED_TREES, PACKED_ROWS, PACKED_TREES, build_micro_batches, divide_rows
 
 
@@ -27,6 +28,32 @@ def test_rows_take_the_planned_bytes_of_a_rank():
     (part,) = divide_rows(rows_of(4, 8, 100, 1000), num_ranks=1, micro_batch_tokens=4096)
     num_bytes = len(pickle.dumps(part, protocol=5))
     assert num_bytes < 1.02 * ROW_BYTES_PER_TOKEN * 32_000 + 4 * 4 * 100, "a prompt is sent once per tree"
+
+
+def with_top(rows, teachers=2, top_k=3):
+    """Rows with the likeliest tokens of teachers: of each sampled token its own number, plus 0, 1, 2."""
+    for row in rows:
+        own = row.token_ids[row.loss_mask, None, None] + np.arange(top_k)
+        top = np.zeros((len(own), teachers, top_k), TOP)
+        top["token"], top["logprob"] = own, -own
+        yield dataclasses.replace(row, top=top)
+
+
+def test_the_likeliest_tokens_take_the_planned_bytes_and_stay_with_their_targets():
+    rows = [*with_top(rows_of(4, 8, 10, 100))]
+    (part,) = divide_rows(rows, num_ranks=1, micro_batch_tokens=1000)
+    num_bytes = len(pickle.dumps(part, protocol=5))
+    assert num_bytes < 1.05 * (ROW_BYTES_PER_TOKEN + 6 * TOP.itemsize) * 3_200 + 4 * 4 * 10
+    for batch in build_micro_batches(part):
+        assert np.array_equal(batch.top["token"][:, 1, 2], batch.targets + 2)
+        assert np.array_equal(batch.top["logprob"][:, 0, 0], -batch.targets)
+
+
+def test_likeliest_tokens_train_without_an_advantage_and_an_idle_rank_has_none():
+    rows = [dataclasses.replace(row, advantages=row.advantages * 0) for row in with_top(rows_of(1, 1, 10, 5))]
+    parts = divide_rows(rows, num_ranks=2, micro_batch_tokens=100, without_advantage=False)
+    found = [batch.top for part in parts for batch in build_micro_batches(part)]
+    assert [None if top is None else top.shape for top in found] == [(5, 2, 3), None]
 
 
 def test_micro_batches_are_written_from_read_only_rows_as_ray_gives_them():

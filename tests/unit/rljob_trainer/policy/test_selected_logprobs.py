@@ -17,15 +17,18 @@ def kept_bytes(request, monkeypatch):
     return 0 if request.param == "recomputed blocks" else 1 << 20
 
 
+@pytest.mark.parametrize("shape", [(10,), (10, 4)])
 @pytest.mark.parametrize("temperature", [0.7, torch.linspace(0.5, 1.5, 10)])
 @pytest.mark.parametrize("entropy_gradient", [False, True])
 @pytest.mark.parametrize("transform", [LogitTransform(), LogitTransform(0.25), LogitTransform(3.0, limit=1.5)])
-def test_values_and_gradients_equal_log_softmax(entropy_gradient, transform, kept_bytes, temperature):
+def test_values_and_gradients_equal_log_softmax(entropy_gradient, transform, kept_bytes, temperature, shape):
     torch.manual_seed(0)
     hidden = torch.randn(10, 8, requires_grad=True)
     weight = torch.randn(50, 8, requires_grad=True)
-    targets = torch.randint(50, (10,))
-    factors = torch.randn(2, 10)
+    targets = torch.randint(50, shape)
+    if targets.dim() == 2:
+        targets[:, 1] = targets[:, 0]  # what was sampled is often what a teacher finds likeliest
+    factors = torch.randn(shape), torch.randn(10)
 
     logprobs, entropy = module.selected_logprobs(
         hidden, weight, targets, temperature, entropy_gradient, transform, module.Head(kept_bytes=kept_bytes)
@@ -42,7 +45,7 @@ def test_values_and_gradients_equal_log_softmax(entropy_gradient, transform, kep
         logits = transform.limit * torch.tanh(logits / transform.limit)
     all_logprobs = torch.log_softmax(logits / torch.as_tensor(temperature).reshape(-1, 1), dim=-1)
     plain_entropy = -(all_logprobs.exp() * all_logprobs).sum(dim=-1)
-    plain = all_logprobs.gather(1, targets[:, None]).squeeze(1)
+    plain = all_logprobs.gather(1, targets.reshape(10, -1)).view(shape)
     torch.testing.assert_close(logprobs, plain)
     torch.testing.assert_close(entropy, plain_entropy)
     loss = (factors[0] * plain).sum()
@@ -151,7 +154,8 @@ def test_little_is_read_and_written_for_a_target(keeps, limit):
 
     def reduce(logits, *_):
         traffic.num_bytes += logits.nbytes
-        return tuple(logits.new_empty(3, len(logits), dtype=torch.float32))
+        chosen, *others = logits.new_empty(3, len(logits), dtype=torch.float32)
+        return chosen[:, None], *others
 
     def differentiate(logits, *_):
         traffic.num_bytes += 2 * logits.nbytes
@@ -165,3 +169,16 @@ def test_little_is_read_and_written_for_a_target(keeps, limit):
         logprobs, _ = module.selected_logprobs(hidden, weight, targets, 0.7, head=head)
         logprobs.backward(torch.empty_like(logprobs))
     assert traffic.num_bytes / num_targets < limit
+
+
+def test_further_tokens_change_nothing_for_the_target(kept_bytes):
+    torch.manual_seed(0)
+    hidden, weight, factors = torch.randn(10, 8, requires_grad=True), torch.randn(50, 8), torch.randn(10)
+    targets, found = torch.randint(50, (10, 4)), []
+    for each in (targets[:, 0], targets[:, :1], targets):
+        logprobs, entropy = module.selected_logprobs(hidden, weight, each, 0.7, head=module.Head(kept_bytes=kept_bytes))
+        own = logprobs.view(10, -1)[:, 0]
+        found.append((own, entropy, *torch.autograd.grad((factors * own).sum(), hidden)))
+    for values in zip(*found, strict=True):
+        assert torch.equal(values[0], values[1])
+        assert torch.equal(values[0], values[2])

@@ -355,6 +355,17 @@ async def test_a_prompt_is_scored_and_a_text_tokenized_by_a_replica(make_client)
     assert server.requests[-1] == {"model": "policy", "prompt": "x", "add_special_tokens": False}
 
 
+async def test_a_prompt_is_scored_with_its_likeliest_tokens(make_client):
+    entry = {"6": {"logprob": -3.0}, "8": {"logprob": -1.5}, "9": {"logprob": -0.5}}
+    async with Server(web.json_response({"prompt_logprobs": [None, entry]})) as server:
+        client = await make_client()
+        await client.sync(MANIFEST)
+        found = await client.score([5, 6], 2)
+        assert found["logprob"].tolist() == [-3.0]
+        assert found["top"].tolist() == [[(9, -0.5), (8, -1.5)]]
+        assert server.requests[-1]["sampling_params"]["prompt_logprobs"] == 2
+
+
 async def test_an_engine_that_refuses_to_score_prompts_is_not_asked_again(make_client):
     async with Server(web.json_response({"error": {}}, status=400)) as server:
         client = await make_client()

@@ -10,8 +10,8 @@ from rljob_api.manifest.job_sections import Data
 from rljob_api.manifest.services.reward import Reward
 from rljob_api.wire.base import InvalidReason
 from rljob_api.wire.scores import ScoreRequest, TokenSegment
-from rljob_trainer.algorithms.teachers import score_by_teacher
-from rljob_trainer.episodes.types import Episode, Segment
+from rljob_trainer.algorithms.teachers import find_top, score_by_teacher
+from rljob_trainer.episodes.types import Episode, Segment, told_dtype
 from rljob_trainer.outages import Outages
 from rljob_trainer.replicas.http import open_session
 from rljob_trainer.rewards.hinted import HintedPolicy
@@ -41,8 +41,9 @@ class Rollouts:
         self.asked, self._answer = [], answer or (lambda ids: -np.array(ids[1:], np.float32))
         self.replicas = SimpleNamespace(fleet=SimpleNamespace(health=Outages().watch("spec.rollout", "")))
 
-    async def score(self, token_ids):
+    async def score(self, token_ids, top_k=0):
         self.asked.append(token_ids)
+        self.top_k = top_k
         return self._answer(token_ids)
 
 
@@ -74,6 +75,20 @@ async def test_it_reads_the_hint_and_then_what_the_policy_saw():
     assert read.valid
     assert read.score == pytest.approx(-np.mean([0.0, 1.0, 2.0, 3.0])), "log pi is -30 for each"
     assert client.load().latency_seconds is not None, "it is measured as every reward"
+
+
+async def test_with_top_k_it_asks_for_the_likeliest_tokens():
+    def answer(ids):
+        return np.array([(-each, [(each, -0.5), (9, least)]) for each in ids[1:]], told_dtype(2))
+
+    least, reward = -1.0, Reward(name="self", teacher={"hint": "{a}!", "topK": 2}, use="training")
+    result, _ = await ask(rollouts := Rollouts(answer), reward)
+    assert rollouts.top_k == 2
+    ended = episode_of(SEGMENTS)
+    ended.results = {"self": score_by_teacher(reward.teacher, result, ended)}
+    assert find_top([reward], ended)["token"][:, 0].tolist() == [[30, 9], [31, 9], [32, 9], [33, 9]]
+    least = -np.inf
+    assert (await ask(Rollouts(answer), reward))[0].reason == InvalidReason.NOT_FINITE
 
 
 async def test_a_refused_or_broken_answer_is_invalid_and_ends_a_job_that_wants_that():

@@ -129,6 +129,9 @@ def test_base_looks_for_a_cluster(base):
 )
 def test_a_command_without_its_extra_names_it_with_the_command(base, command, extra):
     job = str(EXAMPLES / "quickstart" / "rljob.yaml")
+    run = base.home / "work/runs/job"
+    run.mkdir(parents=True, exist_ok=True)
+    shutil.copy(job, run / "job.yaml")
     message = base.run("rljob", *command.replace("JOB", job).split(), code=2)
     assert f"needs the extra {extra} (" in message
     [install] = re.findall(r"run `([^`]+)`", message)

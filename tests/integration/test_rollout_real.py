@@ -37,7 +37,7 @@ from rljob_api.wire.scores import ScoreRequest, TokenSegment
 from rljob_api.wire.weights import WeightManifest
 from rljob_trainer.conversation.template import ChatTemplate
 from rljob_trainer.conversation.transcript import Conversation
-from rljob_trainer.episodes.types import Completion
+from rljob_trainer.episodes.types import Completion, told_dtype
 from rljob_trainer.outages import Outages
 from rljob_trainer.replicas.generate import PATH, ResponseReader, build_payload, build_score_payload, read_scores
 from rljob_trainer.replicas.http import open_session
@@ -272,10 +272,11 @@ class Scoring:
         self._key = key
         self.replicas = SimpleNamespace(fleet=SimpleNamespace(health=Outages().watch("spec.rollout", "")))
 
-    async def score(self, token_ids: list[int]) -> Any:
-        status, text = await _request("POST", PATH, AUTHORIZED, json=build_score_payload(token_ids, self._key))
+    async def score(self, token_ids: list[int], top_k: int) -> Any:
+        payload = build_score_payload(token_ids, self._key, top_k)
+        status, text = await _request("POST", PATH, AUTHORIZED, json=payload)
         assert status == 200, text
-        return read_scores(json.loads(text), token_ids)
+        return read_scores(json.loads(text), token_ids, top_k)
 
 
 async def _is_ready() -> bool:
@@ -353,9 +354,12 @@ async def test_log_probs_equal_those_of_an_independent_forward(replica: Replica)
     assert len({tuple(completion.token_ids) for completion in completions}) == 8, "each seed has its own sample"
 
 
-async def test_log_probs_after_a_hint_equal_those_of_an_independent_forward(replica: Replica) -> None:
+@pytest.mark.parametrize(("top_k", "generation"), [(0, "g4"), (3, "g41")])
+async def test_log_probs_after_a_hint_equal_those_of_an_independent_forward(
+    replica: Replica, top_k: int, generation: str
+) -> None:
     """The episode has two segments; the hint is a text with a column of the row."""
-    manifest = replica.publish("g4", 0, reference=2)
+    manifest = replica.publish(generation, 0, reference=2)
     await _wait_for(_is_ready, replica)
     await _weights(manifest)
     first = await _generate(manifest.key, seed=1, max_tokens=24)
@@ -365,7 +369,9 @@ async def test_log_probs_after_a_hint_equal_those_of_an_independent_forward(repl
     runs = [(starts[0], starts[0] + 24), (starts[1], starts[1] + 8)]
     segments = [TokenSegment(token_ids=ids, sampled=runs), TokenSegment(token_ids=[*PROMPT, 7, 8], sampled=[(7, 8)])]
     tokenizer = PreTrainedTokenizerFast.from_pretrained(replica.folder / "model")
-    reward = Reward.model_validate({"name": "self", "use": "training", "teacher": {"hint": "one {way} three"}})
+    reward = Reward.model_validate(
+        {"name": "self", "use": "training", "teacher": {"hint": "one {way} three", "topK": top_k}}
+    )
     data = Data.model_validate({"train": {"source": "rows.jsonl"}, "format": "text"})
     async with open_session() as session:
         teacher = HintedPolicy(cast(RolloutClient, Scoring(manifest.key)), data, reward, session, tokenizer, index=0)
@@ -376,13 +382,20 @@ async def test_log_probs_after_a_hint_equal_those_of_an_independent_forward(repl
     assert result.valid, result.message
     hint = tokenizer("one two three")["input_ids"]
     assert len(hint) == 3
-    seen = [torch.tensor(np.frombuffer(base64.b64decode(each), "<f4").copy()) for each in result.logprobs or ()]
-    for segment, found in zip(segments, seen, strict=True):
+    told = [np.frombuffer(base64.b64decode(each), told_dtype(top_k)) for each in result.logprobs or ()]
+    seen = [torch.tensor((each["logprob"] if top_k else each).copy()) for each in told]
+    for segment, found, each in zip(segments, seen, told, strict=True):
         with torch.no_grad():
             logits = replica.references[2](torch.tensor([[*hint, *segment.token_ids]])).logits[0]
         places = [len(hint) + i for start, end in segment.sampled for i in range(start, end)]
         targets = torch.tensor([segment.token_ids[i - len(hint)] for i in places])
-        expected = logits.log_softmax(-1)[torch.tensor(places) - 1].gather(1, targets[:, None])[:, 0]
+        all_expected = logits.log_softmax(-1)[torch.tensor(places) - 1]
+        expected = all_expected.gather(1, targets[:, None])[:, 0]
+        if top_k:
+            likeliest = torch.tensor(each["top"]["logprob"].copy())
+            torch.testing.assert_close(likeliest, all_expected.topk(top_k).values, rtol=0, atol=1e-5)
+            named = all_expected.gather(1, torch.tensor(each["top"]["token"].astype(np.int64)))
+            torch.testing.assert_close(likeliest, named, rtol=0, atol=1e-5)
         print(f"\nlargest |log-prob difference| {(found - expected).abs().max():.2e} over {len(found)} tokens")
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
     without = torch.tensor(first.logprobs)

@@ -351,7 +351,7 @@ async def test_reward_model_waits_with_the_reason_and_without_a_workload(harness
 
 CHANGES: list[tuple[Manifest, str, str]] = [
     ({"trainer": {"template": {"spec": {"dnsPolicy": "Cluster"}}}}, "Failed", "spec.trainer.template.spec.dnsPolicy: "),
-    ({"head": {"template": {"spec": {"nodeSelectr": {}}}}}, "Failed", "spec.head.template.spec.nodeSelectr: "),
+    ({"head": {"template": {"spec": {"nodeSelectr": {}}}}}, "Failed", "spec.head.template: "),
     ({"head": {"template": {"spec": {"priorityClassName": "none"}}}}, "ReconcileFailed", "spec.head.template"),
     ({"rollout": {"resources": MEMORY, "env": {"A": "1"}}}, "ReconcileFailed", "spec.rollout.resources"),
 ]

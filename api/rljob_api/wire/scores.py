@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, Final, Literal, get_args
 
 from pydantic import Field, SkipValidation, model_validator
@@ -142,3 +143,12 @@ class GroupResult(Wire):
     id: str
     results: list[ScoreResult]
     """[samples] In the order of the request. If the whole group failed, all samples have the same reason."""
+
+
+def list_likeliest(entry: Mapping[str, Any], k: int) -> list[tuple[int, float]]:
+    """Return the `k` likeliest tokens of an entry of vLLM's prompt_logprobs, with their log-probs. Raise ValueError if
+    it has fewer."""
+    pairs = sorted((-each["logprob"], int(token)) for token, each in entry.items())
+    if len(pairs) < k:
+        raise ValueError(f"{len(pairs)} of {k} likeliest tokens")
+    return [(token, -negative) for negative, token in pairs[:k]]

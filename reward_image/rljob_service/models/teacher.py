@@ -8,13 +8,14 @@ policy; the first that does not ends the server.
 import base64
 import math
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any
 
 from rljob_api.errors import RLJobError, UserError
 from rljob_api.manifest.services.models import JudgeSampling, TeacherReward
 from rljob_api.wire.base import InvalidReason
-from rljob_api.wire.scores import ScoreRequest, TokenSegment
+from rljob_api.wire.scores import ScoreRequest, TokenSegment, list_likeliest
 from rljob_service.models.chat import ChatBackend, ChatSettings
 from rljob_service.models.execution import ExecutionProgress, NoScoreError, Score
 from rljob_service.models.metrics import UpstreamMetrics
@@ -78,7 +79,9 @@ class Teacher(ChatBackend):
             answered = answer["choices"][0]["prompt_logprobs"]
             entries: list[Any] = [each and each[str(token)] for each, token in zip(answered, ids, strict=True)]
             positions = [i for start, end in segment.sampled for i in range(start, end)]
-            told = [[float(entries[i]["logprob"]), *self._list_likeliest(answered[i])] for i in positions]
+            told = [
+                [float(entries[i]["logprob"]), *chain(*list_likeliest(answered[i], self._top_k))] for i in positions
+            ]
         except (KeyError, IndexError, TypeError, ValueError, AttributeError):
             message = f"no log-probs of the prompt's tokens: {describe(answer)}"
             raise NoScoreError(InvalidReason.BAD_RETURN, message) from None
@@ -86,11 +89,6 @@ class Teacher(ChatBackend):
             self._on_fatal_error(UserError(f"teacher {problem}; it needs the policy's tokenizer"))
             raise NoScoreError(InvalidReason.BAD_RETURN, problem)
         return told
-
-    def _list_likeliest(self, found: Mapping[str, Any]) -> list[float]:
-        """Return token, log-prob, token, log-prob, ... Raise IndexError if there are too few."""
-        pairs = sorted((-each["logprob"], int(token)) for token, each in found.items())
-        return [value for i in range(self._top_k) for value in (pairs[i][1], -pairs[i][0])]
 
 
 def list_segments(request: ScoreRequest) -> list[TokenSegment]:

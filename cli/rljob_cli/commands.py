@@ -149,7 +149,7 @@ def run_file(file: JobFile, folder: Path, claims: dict[str, Path], options: RunO
     verdict.print_warnings()
     from rljob_cli.export.command import write_card
     from rljob_cli.report.command import write_report
-    from rljob_cli.run.command import run_job
+    from rljob_cli.run.command import run_job, serve_job
     from rljob_cli.run.live import make_output
 
     if file.unused:
@@ -173,6 +173,8 @@ def run_file(file: JobFile, folder: Path, claims: dict[str, Path], options: RunO
     if file.start is not None:
         file = replace(file, job=set_model(file.job, provide_model(file.start, folder, say)))
     runfolder.prepare(folder, file.job)
+    if file.job.spec.service:
+        return serve_job(file.job, folder, network, claims, make_output(output, console))
     summary = run_job(file.job, folder, network, claims, make_output(output, console), console)
     phase = summary.phase
     if is_kept:
@@ -238,8 +240,11 @@ def try_command(options: RunOptions) -> int:
     path, claims = options.files.path, parse_claims(options.volumes)
     model = [f"spec.model.source={json.dumps(str(small))}"] if (small := find_copy(DEFAULT_MODEL, path.parent)) else []
     file = load_partial(path, [*model, *(options.overrides or [])])
+    if file.job.spec.service:
+        raise UserError(f"{path} has spec.service, whose clients have the loop; `rljob run` serves it")
     say(f"tries {path} with {file.job.spec.model.source}")
-    file = replace(file, job=shorten(file.job.with_spec(data=file.job.spec.data.model_copy(update={"eval": None}))))
+    data = file.job.spec.data.model_copy(update={"eval": None})
+    file = replace(file, job=shorten(file.job.with_spec(given_data=data)))
     scratch, code = Path(tempfile.mkdtemp(prefix="rljob-try-")).resolve(), 0
     folder = scratch / file.job.metadata.name
     try:

@@ -169,6 +169,11 @@ def read_source(text: str, folder: Path) -> str:
     return os.path.relpath(path, folder) if is_local else text
 
 
+def name_model(source: str) -> str:
+    """Return org/name of hf://, or the name of a folder."""
+    return repository_name(source) if source.startswith("hf://") else source.rstrip("/").rpartition("/")[2]
+
+
 def repository_name(source: str) -> str:
     """Return org/name of a source hf://org/name."""
     return source.removeprefix("hf://").rstrip("/")

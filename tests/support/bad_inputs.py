@@ -177,7 +177,7 @@ BAD_INPUTS: list[BadInput] = [
     add("unknown field of a section", "algorithm: {clip: 0.2}", "spec.algorithm.clip is unknown"),
     add("field above its section", "algorithm: {clipHigh: 0.3}", "clipHigh belongs in spec.algorithm.loss"),
     add("unit in a name", "tracking: {trajectoriesMiB: 4096}", "is unknown; did you mean trajectoriesSize?"),
-    add("number without a unit", "tracking: {trajectoriesSize: 4096}", "must be 0 or at least 1Mi, got 4096; write a"),
+    add("number without a unit", "tracking: {trajectoriesSize: 4096}", "must be 0 or at least 1Mi, got 4096; write"),
     add("boolean with three values", "trainer: {compile: true}", "must be one of auto, always, never"),
     edit(
         "unknown dtype", "schedule:", "trainer: {dtype: bf16}\n  schedule:", "must be one of bfloat16, float16, float32"

@@ -44,6 +44,11 @@ def make_program_job(runner=None, models=(), **spec):
     return make_job(**{"data": data, "agent": agent, "rewards": []} | spec)
 
 
+def make_service_job(service=None, **spec):
+    """The job as a training service."""
+    return make_job(**{"data": None, "rewards": [], "service": service or {}} | spec)
+
+
 class JobSimulation:
     """Applies the plans of a job to its objects, stores its status, and counts the writes of each reconcile."""
 

@@ -51,8 +51,7 @@ def _fill(cel: str, scope: Scope, asked: frozenset[str]) -> str:
 
 def _fill_call(path: str, arguments: str, scope: Scope, asked: frozenset[str]) -> str:
     if path == "has":
-        is_nested = next(_list_absent(arguments.rpartition(".")[0], scope), None)
-        return f"{_chain(arguments, scope)}.hasValue()" if is_nested else f"has({arguments})"
+        return _ask(arguments, scope)
     holder, _, method = path.rpartition(".")
     variable, comma, body = arguments.partition(",")
     if comma and (item := find_part(_find_field(holder, scope).annotation)):
@@ -63,8 +62,14 @@ def _fill_call(path: str, arguments: str, scope: Scope, asked: frozenset[str]) -
         return call
     # Not orValue(): the API server would know no bound of its size, by which it limits the cost of a rule.
     if method in _OF_EMPTY:
-        return f"({_chain(holder, scope)}.hasValue() ? {call} : {_OF_EMPTY[method]})"
+        return f"({_ask(holder, scope)} ? {call} : {_OF_EMPTY[method]})"
     return f"(has({holder}) ? {holder} : {_write(_find_field(holder, scope).default)}).{method}({filled})"
+
+
+def _ask(path: str, scope: Scope) -> str:
+    """Whether the field is there: has() fails if what it is in may be absent."""
+    is_nested = next(_list_absent(path.rpartition(".")[0], scope), None)
+    return f"{_chain(path, scope)}.hasValue()" if is_nested else f"has({path})"
 
 
 def _read(path: str, scope: Scope) -> str:

@@ -14,12 +14,19 @@ from rljob_api.wire.redaction import redact_job
 
 
 def _unchanged(path: str) -> ClusterRule:
-    return ClusterRule(path, "is immutable; create a new RLJob instead", f"self.{path} == oldSelf.{path}")
+    return ClusterRule(
+        path, "is immutable; create a new RLJob instead", _of_data(path, f"self.{path} == oldSelf.{path}")
+    )
 
 
 def _unchanged_optional(path: str) -> ClusterRule:
     kept = f"has(self.{path}) == has(oldSelf.{path}) && (!has(self.{path}) || self.{path} == oldSelf.{path})"
-    return ClusterRule(path, "is immutable; create a new RLJob instead", kept)
+    return ClusterRule(path, "is immutable; create a new RLJob instead", _of_data(path, kept))
+
+
+def _of_data(path: str, cel: str) -> str:
+    """The rule of a field below data, which a service does not have."""
+    return f"!has(self.data) || {cel}" if path.startswith("data.") else cel
 
 
 def _unchanged_unless_suspended(path: str) -> ClusterRule:
@@ -80,6 +87,12 @@ IMMUTABLE: Final = (
     *map(_unchanged, _REQUIRED),
     *map(_unchanged_optional, (*_OPTIONAL, "managedBy")),
     *map(_unchanged_unless_suspended, ("trainer.replicas", "trainer.gpusPerReplica", "rollout.placement")),
+    ClusterRule(
+        "service",
+        "is immutable in maxRank, and can be neither added nor removed; create a new RLJob instead",
+        "has(self.service) == has(oldSelf.service) && "
+        "(!has(self.service) || self.service.maxRank == oldSelf.service.maxRank)",
+    ),
     ClusterRule(
         "rewards",
         "is immutable in its models with placement trainer while the job runs; set suspend: true first",

@@ -1,4 +1,4 @@
-"""RLJob: the job that a user writes. Only model, data and rewards are required."""
+"""RLJob: the job that a user writes. Only model is required, and data and rewards, or service."""
 
 from __future__ import annotations
 

@@ -7,8 +7,10 @@ What shares the trainer's devices are rollouts and served models with placement 
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
+from rljob_api.manifest.algorithm import Algorithm
 from rljob_api.manifest.base import Rule, different_names
 from rljob_api.manifest.evaluation import SHORT_FORM, list_greedy
 from rljob_api.manifest.job_spec import JobSpec
@@ -175,6 +177,12 @@ def _has_rows(spec: JobSpec) -> bool:
     return spec.agent.type == "environment" or (spec.agent.type == "program" and bool(runner and runner.function))
 
 
+def _leaves_loop(spec: JobSpec) -> bool:
+    """Whether the job has nothing that a service leaves to its clients."""
+    kinds = spec.agent.type == "singleTurn" and spec.algorithm.type == Algorithm().type
+    return kinds and spec.trains and not (spec.rewards or spec.evaluation.sets or spec.shares_trainer)
+
+
 def _names_set(spec: JobSpec) -> bool:
     best = spec.evaluation.best
     return best is None or best.set in {each.name for each in spec.held_out_sets}
@@ -200,7 +208,24 @@ _ANY_ENV: Final = (
 )
 _GREEDY: Final = "(has({0}.sampling) && {0}.sampling.temperature == 0.0)"
 
-RULES: Final = (
+_RULES: Final = (
+    Rule(
+        ("data", "service"),
+        "must be set if service is not, and left out if it is: clients of a service bring the data",
+        "set one of the two",
+        lambda spec: (spec.given_data is None) != (spec.service is None),
+        "has(self.data) != has(self.service)",
+    ),
+    Rule(
+        ("service", "agent.type", "algorithm.type", "rollout.placement", "task"),
+        "must not be set with rewards, evaluation.sets, task evaluate, or another agent.type, algorithm.type or "
+        "rollout.placement than the default: its clients have the loop",
+        "remove either",
+        lambda spec: spec.service is None or _leaves_loop(spec),
+        "!has(self.service) || self.rewards.size() == 0 && self.evaluation.sets.size() == 0 && "
+        "self.task == 'train' && self.agent.type == 'singleTurn' && "
+        f"self.algorithm.type == '{Algorithm().type}' && {SEPARATE}",
+    ),
     Rule(
         ("schedule.miniBatches", "schedule.promptsPerStep"),
         "must divide schedule.promptsPerStep",
@@ -275,8 +300,8 @@ RULES: Final = (
         ("rewards",),
         "must have at least one entry: only agents of type environment and program reward an episode themselves",
         "add a reward",
-        lambda spec: bool(spec.rewards) or spec.agent.is_hosted,
-        f"self.rewards.size() > 0 || {_HOSTED}",
+        lambda spec: bool(spec.rewards) or spec.agent.is_hosted or spec.service is not None,
+        f"self.rewards.size() > 0 || has(self.service) || {_HOSTED}",
     ),
     Rule(
         ("rewards",),
@@ -446,4 +471,15 @@ RULES: Final = (
         lambda spec: spec.checkpoint.exported_steps != "best" or spec.evaluation.best is not None,
         "!has(self.checkpoint.exportPolicy) || self.checkpoint.exportPolicy != 'best' || has(self.evaluation.best)",
     ),
+)
+
+
+def _of_data(rule: Rule) -> Rule:
+    """Return the rule for jobs that have data."""
+    cel = f"!has(self.data) || ({rule.cel})" if rule.cel else ""
+    return replace(rule, holds=lambda spec: spec.given_data is None or rule.holds(spec), cel=cel)
+
+
+RULES: Final = tuple(
+    _of_data(rule) if "self.data." in rule.cel or rule.fields[0].startswith("schedule.") else rule for rule in _RULES
 )

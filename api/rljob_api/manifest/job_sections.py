@@ -1,14 +1,17 @@
 """The sections of an RLJob's spec that have no module of their own: model, data, checkpoint, tracking, scheduling."""
 
+import base64
+import hmac
 import re
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 import pydantic
 from pydantic import Field
 
 from rljob_api.manifest.base import (
     FACTORY_PATTERN,
+    PART_NAME_PATTERN,
     PRESERVE,
     Choice,
     ClusterRule,
@@ -58,7 +61,7 @@ class DataSource(HasSource):
         Rule(
             ("split", "source"),
             "must be left out with env://, as subset and revision must: the source names the split",
-            "remove split, subset and revision",
+            "remove the three",
             lambda data: (
                 not data.source.startswith("env://")
                 or (data.split is None and data.subset is None and data.revision is None)
@@ -219,12 +222,38 @@ class Data(Spec):
         """The sources of training prompts, in order; then that of the warm start."""
         mixed = (NamedSource(f"spec.data.mix[{index}]", source) for index, source in enumerate(self.mix))
         given = [NamedSource("spec.data.warmStart", self.warm_start)] if self.warm_start else []
-        return [NamedSource("spec.data.train", self.train), *mixed, *given]
+        train = [NamedSource("spec.data.train", self.train)] if self.train.source else []
+        return [*train, *mixed, *given]
 
     @property
     def tells_sources_apart(self) -> bool:
         """Whether metrics are also by source."""
         return bool(self.mix) or self.curriculum is not None
+
+
+NO_DATA: Final = Data.model_construct(train=TrainSource.model_construct(source=""))
+"""What a training service has: no source."""
+ClientName = Annotated[str, Field(pattern=PART_NAME_PATTERN, max_length=40)]
+
+
+class TrainingService(Spec):
+    """What a training service serves. Its clients bring the loop, the data and the rewards."""
+
+    api: Literal["tinker"] = "tinker"
+    """What clients speak: the API of Tinker's SDK."""
+    model_name: ShortText | None = None
+    """By which clients know the model. Null: org/name of hf://, or the name of its folder."""
+    max_adapters: int = Field(default=16, ge=1, le=1024)
+    """Adapters that clients train side by side."""
+    max_rank: int = Field(default=32, ge=1, le=512)
+    """Highest rank of an adapter: trainer.lora, where that is null. Immutable."""
+    clients: list[ClientName] = Field(default=["default"], min_length=1, max_length=64)
+    """Names of clients, each with a key in the Secret JOB-clients."""
+
+    def derive_keys(self, token: str) -> dict[str, str]:
+        """Return the key of each client, which follows from the job's token: it stays as long as that."""
+        found = {each: hmac.digest(token.encode(), each.encode(), "sha256") for each in self.clients}
+        return {client: f"tml-{base64.urlsafe_b64encode(key[:24]).decode()}" for client, key in found.items()}
 
 
 class HangDetection(Spec):

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Final, Literal, Self, TypeVar
 
+import pydantic
 from pydantic import Field
 
 from rljob_api.manifest import job_sections as sections
@@ -12,7 +13,7 @@ from rljob_api.manifest.algorithm import Algorithm
 from rljob_api.manifest.base import decide, list_map
 from rljob_api.manifest.evaluation import Evaluation, HeldOutSet, list_held_out
 from rljob_api.manifest.pod_settings import PodSettings
-from rljob_api.manifest.roles import OWN_GPU, HeadRole, Role, RolloutRole, TrainerRole
+from rljob_api.manifest.roles import OWN_GPU, HeadRole, Lora, Role, RolloutRole, TrainerRole
 from rljob_api.manifest.roles import SHARED_GPU as ROLLOUT_GPU
 from rljob_api.manifest.schedule import Schedule
 from rljob_api.manifest.services.base import ServiceSettings
@@ -32,6 +33,8 @@ _STARTUP_SECONDS: Final = 600
 """vLLM loads and compiles before it listens."""
 _HUB_STARTUP_SECONDS: Final = 4200
 """A restarted replica would begin its download again."""
+_SERVICE_SECONDS: Final = 1800
+"""The least of hangDetection.minSeconds of a service."""
 _SOURCES: Final = {ENVIRONMENTS_MODULE: "spec.agent.environment", COMMAND_MODULE: "spec.agent.runner.command"}
 """By module of the reward image."""
 _TOOL_SOURCES: Final = {MCP_MODULE: "mcp", SANDBOX_MODULE: "sandbox"}
@@ -69,10 +72,13 @@ class JobSpec(PodSettings):
     has no trainer, and `rljob evaluate` writes it. Immutable."""
     model: sections.Model
     """The model to train, or to evaluate."""
-    data: sections.Data
-    """Training and evaluation data."""
+    given_data: sections.Data | None = Field(default=None, alias="data")
+    """Training and evaluation data. Required without service."""
     rewards: list[Reward] = Field(default=[], max_length=16, json_schema_extra=list_map("name"))
     """Rewards that score a trajectory. At least one, unless agent.type is environment or program."""
+    service: sections.TrainingService | None = None
+    """A training service, in place of data and rewards. It runs until it is suspended or deleted. See
+    docs/training-service.md. Null: the job trains by itself."""
     hub: Hub = Hub()
     object_storage: ObjectStorage = ObjectStorage()
     algorithm: Algorithm = Algorithm()
@@ -103,6 +109,23 @@ class JobSpec(PodSettings):
     hang_detection: sections.HangDetection = sections.HangDetection()
     ttl_seconds_after_finished: int | None = Field(default=None, ge=0, le=sections.MAX_SECONDS)
     """Seconds after the end when the RLJob is deleted. Null: never."""
+
+    @pydantic.model_validator(mode="after")
+    def _complete_service(self) -> Self:
+        """Set what a service implies. A call of its ranks may have a thousand times the tokens of those before."""
+        if self.service is None:
+            return self
+        if self.trainer.lora is None:
+            rank = self.service.max_rank
+            lora = Lora(rank=rank, alpha=rank, publish="adapter")
+            self.trainer = self.trainer.model_copy(update={"lora": lora})
+        seconds = max(self.hang_detection.min_seconds, _SERVICE_SECONDS)
+        self.hang_detection = self.hang_detection.model_copy(update={"min_seconds": seconds})
+        return self
+
+    @property
+    def data(self) -> sections.Data:
+        return self.given_data or sections.NO_DATA
 
     @property
     def services(self) -> list[Service]:
@@ -141,7 +164,7 @@ class JobSpec(PodSettings):
     @property
     def num_steps(self) -> int:
         """The steps after which the job ends."""
-        return self.schedule.steps if self.trains else 0
+        return self.schedule.steps if self.trains and self.service is None else 0
 
     @property
     def num_trainer_pods(self) -> int:
@@ -259,6 +282,8 @@ class JobSpec(PodSettings):
     @property
     def num_exports(self) -> int:
         """How many models the run's folder has at most, one that is being written included."""
+        if self.service is not None:
+            return 0
         return {"never": 0, "last": 1, "best": 1, "every": self.num_kept_checkpoints + 1}[
             self.checkpoint.exported_steps
         ]

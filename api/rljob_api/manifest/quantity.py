@@ -66,7 +66,7 @@ def size_within(field: str, least: str, most: str = "", *, may_be_zero: bool = F
     return Rule(
         (field,),
         f"must be {allowed}",
-        f"write a number with its unit, as in {least}",
+        f"write the unit, as in {least}",
         holds,
         f"!has(self.{field}) || {bounds}",
     )

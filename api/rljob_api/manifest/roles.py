@@ -47,7 +47,7 @@ class Toleration(Spec):
         Rule(
             ("key", "operator"),
             "must be set unless operator is Exists",
-            "set key, or operator: Exists for every taint",
+            "set key, or operator: Exists",
             lambda t: t.key is not None or t.operator == "Exists",
             "has(self.key) || self.operator == 'Exists'",
         ),
@@ -88,7 +88,7 @@ class NodePool(Spec):
         Rule(
             ("gpuResource",),
             "must be an extended resource: outside kubernetes.io, and without requests. before it",
-            "set the name that the device plugin of the nodes gives to a GPU; kubectl describe node lists it",
+            "set the name of a GPU that kubectl describe node lists",
             lambda pool: "kubernetes.io/" not in pool.gpu_resource and not pool.gpu_resource.startswith("requests."),
             "!has(self.gpuResource) || "
             "!(self.gpuResource.contains('kubernetes.io/') || self.gpuResource.startsWith('requests.'))",
@@ -131,7 +131,7 @@ def _shortest_window(backoff_limit: int) -> int:
 WINDOW_FITS: Final = Rule(
     ("backoffWindowSeconds", "backoffLimit"),
     f"must be at least {_MAX_RESTART_DELAY_SECONDS} x (backoffLimit + 1): a restart may be delayed by 10 minutes",
-    "raise it, or remove it, or lower backoffLimit",
+    "raise or remove it, or lower backoffLimit",
     lambda role: (
         role.backoff_window_seconds is None or role.backoff_window_seconds >= _shortest_window(role.backoff_limit)
     ),
@@ -155,7 +155,7 @@ class Role(Spec):
     """Additional environment of the main container. Names that begin with RLJOB_ are reserved, except, for rewards and
     what an agent calls, RLJOB_REWARD_DISABLE_ISOLATION (docs/isolation.md)."""
     template: FreeForm = {}
-    """A partial PodTemplateSpec, merged over the generated one (containers and volumes by name)."""
+    """A partial PodTemplateSpec, merged over the generated one. Containers and volumes are merged by name."""
     backoff_limit: int = Field(default=6, ge=0, le=1000)
     """Maximum failures within backoffWindowSeconds; one more fails the job. Rollouts and rewards count per Pod, the
     trainers as one group. Failures of RLJob's containers count; evictions, lost nodes and other containers do not."""
@@ -235,7 +235,7 @@ class TrainerRole(Role):
     offload: Literal["none", "reference", "all"] = "none"
     """What is kept in the Pod's host memory and copied to the GPU layer by layer (FSDP2's CPUOffloadPolicy). reference:
     the weights of the reference model. all: also weights, gradients and optimizer state of the policy and of a critic;
-    AdamW then runs on the Pod's CPUs. Without GPUs it has no effect: all of it is in host memory."""
+    AdamW then runs on the Pod's CPUs. Without GPUs it has no effect."""
     attention: Literal["auto", "packed", "sdpa", "eager", "flash_attention_2"] = "auto"
     """Attention implementation. packed: rows one after the other without padding, by torch's varlen flash attention; it
     needs full attention in all layers, and on GPUs Ampere or newer and a dtype of 16 bits. auto: packed on GPUs that
@@ -341,9 +341,9 @@ class RolloutRole(Role):
 
     placement: Placement = "separate"
     """Where the replicas run. separate: in Pods of their own, next to the trainer. trainer: in the trainer's Pods, on
-    its GPUs, in turns: they sleep while the trainer updates. A job then takes the GPUs of its trainer alone. It needs
-    schedule.type onPolicy or synchronous. A replica that ends is restarted within its Pod: backoffLimit does not apply.
-    See docs/one-gpu.md. Immutable unless the job is suspended."""
+    its GPUs, in turns: they sleep while the trainer updates. It needs schedule.type onPolicy or synchronous. A replica
+    that ends is restarted within its Pod: backoffLimit does not apply. See docs/one-gpu.md. Immutable unless the job is
+    suspended."""
     replicas: int = Field(default=1, ge=0, le=4096)
     """Number of vLLM replicas. May change while the job runs. With placement trainer, leave it out: there is one per
     gpusPerReplica GPUs of the trainer, or one per trainer Pod without GPUs."""

@@ -37,8 +37,8 @@ class Autoscaling(Spec):
     until the GPUs need the last scores; for a user or tool, until the last episode ends. For a runner, the time in
     which it may play all episodes of a step; null: all of them at once."""
     scale_down_after_seconds: int = Field(default=300, ge=0)
-    """Stabilization window in seconds: demand must stay lower for this long before Pods are removed. Pods are never
-    removed during a step. To keep Pods between steps, set it longer than the pause between their scores."""
+    """Seconds for which demand must stay lower before Pods are removed. Pods are never removed during a step. To keep
+    Pods between steps, set it longer than the pause between their scores."""
     spare_replicas: int = Field(default=0, ge=0, le=4096)
     """Extra Pods while there is demand, to replace a failed Pod immediately."""
     utilization: float = Field(default=0.8, gt=0, le=1)

@@ -104,8 +104,7 @@ class HasSource(Spec):
     CLUSTER_RULES: ClassVar[tuple[ClusterRule, ...]] = (
         ClusterRule(
             "source",
-            f"must be {_FORMS} or an absolute path on a cluster; relative paths, ~, $HOME and names of the Hub "
-            "without hf:// work only with `rljob run` and `rljob submit`",
+            f"must be {_FORMS} or an absolute path on a cluster; only `rljob run` and `rljob submit` take others",
             "self.source.contains('://') || self.source.startsWith('/')",
         ),
     )

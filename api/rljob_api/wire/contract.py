@@ -110,6 +110,8 @@ ENV_ENGINE_MODEL = "RLJOB_ENGINE_MODEL"
 ENV_HAND_OVER = "RLJOB_HAND_OVER"
 """Ranks and rollouts of a trainer Pod with rollout.placement trainer: the folder with the sockets at which ranks hand
 over weights. The Pod's program sets it."""
+ENV_CLIENTS_ADDRESS = "RLJOB_CLIENTS_ADDRESS"
+"""Head of a training service, optional: HOST:PORT at which its clients reach it. Unset: all addresses, PORT_CLIENTS."""
 ENV_PEERS = "RLJOB_PEERS"
 """Reward server: headless Service of the reward's ready replicas, which share rate limits. Unset: a single replica."""
 
@@ -129,6 +131,8 @@ PORT_ENGINES = 8600
 """Trainer, with rollout.placement trainer: the supervisor of the Pod's rollout replicas."""
 PORT_GATEWAY = 8300
 """Head: the APIs through which environments and programs call the policy."""
+PORT_CLIENTS = 8700
+"""Head of a training service: the API of its clients."""
 PORT_SERVICE = 8080
 """Reward, user, tool and runner: the reward protocol and calls."""
 PORT_SANDBOX = 8500

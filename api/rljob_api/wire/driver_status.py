@@ -8,6 +8,8 @@ from pydantic import AwareDatetime, Field, FiniteFloat
 from rljob_api.wire.base import Wire
 from rljob_api.wire.text import Count, Line, Name, Paragraph, Seconds, Share, Word, first
 
+SERVING = "serving"
+"""Phase of a training service that answers."""
 MAX_PROBLEMS = 8
 MAX_PROBLEM_LENGTH = 500
 MAX_NAMES = 64
@@ -247,9 +249,9 @@ class DriverStatus(Wire):
     step: Count = 0
     total_steps: Count = 0
     phase: Word = "starting"
-    """starting, evaluate, generate, score, update, publish, checkpoint, done."""
+    """starting, evaluate, generate, score, update, publish, checkpoint, done, serving."""
     waits_for: Line = ""
-    """Human-readable: what the driver is waiting for. Empty if nothing."""
+    """Human-readable: what the driver is waiting for; of a service, whom it serves. Empty if nothing."""
     weight_version: Count = 0
     reward: FiniteFloat | None = None
     """Mean score of the last step's valid samples."""

@@ -279,7 +279,7 @@ def place_row(job: RLJob, values: Mapping[str, Any], episodes: int, folder: Path
         changes |= {"limit": None, "offset": 0, "data_source": data_source}
         sources[name] = spec.data.train.model_copy(update=changes)
     evaluation = {"sampling": spec.rollout.sampling, "at_start": True, "every_steps": 0, "samples_per_prompt": 1}
-    return shorten(job.with_spec(agent=agent, data=spec.data.model_copy(update=sources)), **evaluation)
+    return shorten(job.with_spec(agent=agent, given_data=spec.data.model_copy(update=sources)), **evaluation)
 
 
 def is_invalid(row: SampleRow) -> bool:

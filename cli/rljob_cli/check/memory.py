@@ -48,7 +48,7 @@ def _find_longest(job: RLJob, inputs: InputsReport) -> int | None:
     """Return the tokens of the longest training prompt; None unless all prompts of all sources were measured."""
     measured = {table.path: table.max for table in inputs.lengths if table.is_whole}
     paths = [each.path for each in job.spec.data.train_sources]
-    return max(measured[path] for path in paths) if measured.keys() >= set(paths) else None
+    return max(measured[path] for path in paths) if paths and measured.keys() >= set(paths) else None
 
 
 def check_memory(question: Question) -> Iterator[Finding]:

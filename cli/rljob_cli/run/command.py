@@ -5,28 +5,33 @@ Invariant: when `run_job` returns or raises, no process of the run is alive.
 
 import asyncio
 import contextlib
+import json
 import math
 import signal
+import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 from rich.console import Console
 
+from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
-from rljob_api.run.folder import FILE_METRICS, FILE_SUMMARY, last_checkpoint
+from rljob_api.run.folder import FILE_METRICS, FILE_SERVICE, FILE_SUMMARY, last_checkpoint
 from rljob_api.run.metrics import Metrics, read_metrics
 from rljob_api.run.sessions import ContainerFailure, Session, read_sessions, write_sessions
 from rljob_api.run.summaries import RunSummary, format_summary, read_driver_summary
-from rljob_api.wire.contract import PORT_DRIVER, UrlPath
+from rljob_api.wire.contract import ENV_CLIENTS_ADDRESS, PORT_CLIENTS, PORT_DRIVER, UrlPath
 from rljob_api.wire.driver_status import DriverStatus
+from rljob_cli.exits import EXIT_FAILED, EXIT_INTERRUPTED
 from rljob_cli.local.cluster import LOCAL_DEFAULTS, STOP_SECONDS, LocalCluster
 from rljob_cli.local.network import Network
 from rljob_cli.local.node.kubelet import log_path
+from rljob_cli.local.node.volumes import write_atomically
 from rljob_cli.manifests import is_ready, labels_of, phase_of, role_of
 from rljob_cli.run.endpoint import Endpoint, remove_endpoint, write_endpoint
 from rljob_cli.run.live import PlainOutput
@@ -37,9 +42,12 @@ from rljob_cli.run.summary import build_summary, print_summary
 from rljob_cli.version import find_versions
 from rljob_core.backend import Manifest
 from rljob_core.children.common import HEAD, child_name, read_service_name, role_of_service
-from rljob_core.children.config import read_token
+from rljob_core.children.config import build_token_secret, read_token
 from rljob_core.loop import workqueue
 from rljob_core.loop.reconcile import reconcile
+from rljob_core.plan.job import new_random_token
+from rljob_inputs.hub import name_model
+from rljob_inputs.machine.installation import describe_tracker, has_module
 
 _REFRESH_SECONDS = 0.5
 _POLL_SECONDS = 1.0
@@ -51,6 +59,15 @@ _SAY_SECONDS = 10.0
 _MAX_FAILURES = 50
 STOPPED = "Stopped"
 """The phase of a run that has reached what its caller waits for."""
+
+
+class ServedHere(NamedTuple):
+    """How clients of this machine reach a training service."""
+
+    address: str
+    """HOST:PORT."""
+    token: str
+    """The job's, from which the keys follow: it outlives the run."""
 
 
 class SessionLog:
@@ -81,12 +98,15 @@ class Run:
         claims: Mapping[str, Path],
         output: PlainOutput,
         until: Callable[[], bool] = lambda: False,
+        served: ServedHere | None = None,
     ) -> None:
-        """`until`: stops the run before its end once it is true."""
+        """`until`: stops the run before its end once it is true. `served`: of a training service."""
         self._job = job
         self._until = until
         self._folder = folder
-        self._cluster = LocalCluster(job, network, folder, claims)
+        self._served, self._is_serving = served, False
+        env = {ENV_CLIENTS_ADDRESS: served.address} if served else {}
+        self._cluster = LocalCluster(job, network, folder, claims, env)
         self.history = RunHistory(partial(log_path, self._cluster.paths))
         self._output = output
         self._started = time.monotonic()
@@ -108,6 +128,8 @@ class Run:
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
         async with self._cluster:
             store = self._cluster.store
+            if self._served:
+                await store.apply(build_token_secret(self._job, child_name(self._job, "token"), self._served.token))
             tasks = [
                 asyncio.create_task(
                     workqueue.run(store.watch, partial(reconcile, store, defaults=LOCAL_DEFAULTS), workers=1)
@@ -144,6 +166,8 @@ class Run:
 
     async def _stop(self) -> None:
         """Stop all Pods. If a signal is why, say meanwhile that the head saves, and then what it has saved."""
+        if self._served:
+            return await self._cluster.stop(STOP_SECONDS)
         stopping = asyncio.create_task(self._cluster.stop(STOP_SECONDS, first=(child_name(self._job, HEAD),)))
         started, last = time.monotonic(), self._records.read().last_step
         while not (await asyncio.wait((stopping,), timeout=_SAY_SECONDS))[0] and self._interrupted.is_set():
@@ -167,6 +191,7 @@ class Run:
                     task.result()
             snapshot = self.take_snapshot()
             self._output.show(snapshot)
+            self._say_keys(snapshot)
             self._phase = snapshot.phase
             self.message = snapshot.message
             if time.monotonic() >= self._recorded_at + _RECORD_SECONDS:
@@ -182,6 +207,19 @@ class Run:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_REFRESH_SECONDS):
                     await self._interrupted.wait()
+
+    def _say_keys(self, snapshot: Snapshot) -> None:
+        """Say how clients reach the service, each time that it begins to answer."""
+        was_serving, self._is_serving = self._is_serving, snapshot.is_serving
+        service = self._job.spec.service
+        if was_serving or not self._is_serving or self._served is None or service is None:
+            return
+        keys = service.derive_keys(self._served.token)
+        name = service.model_name or name_model(self._job.spec.model.source)
+        self._output.say(f"serves {name}; Ctrl-C stops it, and what save_state has not kept is lost. For a client:")
+        self._output.say(f"export TINKER_BASE_URL=http://{self._served.address}")
+        for client, key in keys.items():
+            self._output.say(f"export TINKER_API_KEY={key}{f'  # {client}' if len(keys) > 1 else ''}")
 
     def _record_session(self, message: str, phase: str = "") -> None:
         self._recorded_at = time.monotonic()
@@ -221,7 +259,8 @@ class Run:
             self._output.say("killing all processes")
             self._cluster.kubelet.kill()
             return
-        self._output.say("saving the last steps, then stopping (press again to end at once, without them)")
+        text = "saving the last steps, then stopping (press again to end at once, without them)"
+        self._output.say("stopping" if self._served else text)
         self._interrupted.set()
 
     async def _poll(self, refresh: Callable[[aiohttp.ClientSession], Awaitable[None]], interval_seconds: float) -> None:
@@ -306,3 +345,43 @@ def run_job(
     summary = run.write_summary(read_metrics(folder / FILE_METRICS))
     print_summary(console, summary)
     return summary
+
+
+def serve_job(
+    job: RLJob,
+    folder: Path,
+    network: Network,
+    claims: Mapping[str, Path],
+    output: PlainOutput,
+    address: tuple[str, int] = ("127.0.0.1", PORT_CLIENTS),
+) -> int:
+    """Run a job with spec.service until a signal stops it, or it fails."""
+    if not has_module("tinker"):
+        raise UserError(f"a training service {describe_tracker('tinker')}")
+    _check_port(*address)
+    served = ServedHere("{}:{}".format(*address), _find_token(folder / FILE_SERVICE))
+    try:
+        phase = asyncio.run(Run(job, folder, network, claims, output, served=served).execute())
+    finally:
+        output.close()
+    output.say(f"{phase.lower()}; checkpoints are in {folder / 'tinker'}, logs in {folder / 'logs'}")
+    return EXIT_INTERRUPTED if phase == "Interrupted" else EXIT_FAILED
+
+
+def _check_port(host: str, port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise UserError(f"cannot listen on {host}:{port}: {error.strerror}; pass another --port") from error
+
+
+def _find_token(path: Path) -> str:
+    """Return the token of an earlier start, so that the keys stay, or a new one."""
+    try:
+        return str(json.loads(path.read_text())["token"])
+    except (OSError, ValueError, KeyError):
+        token = new_random_token()
+        write_atomically(path, json.dumps({"token": token}).encode(), 0o600)
+        return token

@@ -13,7 +13,7 @@ from rljob_api.manifest.status import RewardProblem, RLJobStatus
 from rljob_api.run.metrics import EvaluationRecord, StepRecord
 from rljob_api.run.sessions import ContainerFailure
 from rljob_api.wire.contract import ExitCode
-from rljob_api.wire.driver_status import DriverStatus, LearningReason, Outage, ScheduleStatus
+from rljob_api.wire.driver_status import SERVING, DriverStatus, LearningReason, Outage, ScheduleStatus
 from rljob_cli.manifests import is_ready, role_of
 from rljob_cli.run.reward_rows import RewardRow
 from rljob_cli.run.summary import describe_uncounted
@@ -68,6 +68,11 @@ class Snapshot:
             return "; ".join(filter(None, [*hung, self.driver.waits_for]))
         missing = [f"{role.name} {role.ready}/{role.desired}" for role in self.roles if role.ready < role.desired]
         return ", ".join(missing) or self.message
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether it is a training service that answers."""
+        return self.driver is not None and self.driver.phase == SERVING
 
     @property
     def outages(self) -> Sequence[Outage]:
@@ -126,8 +131,8 @@ def describe_groups(schedule: ScheduleStatus) -> str:
 
 
 def describe_work(snapshot: Snapshot) -> list[Change]:
-    """Return what a run does at the moment, for a step that takes long; nothing after its end."""
-    if snapshot.phase in FINAL_PHASES:
+    """Return what a run does at the moment, for a step that takes long; nothing after its end, or while it serves."""
+    if snapshot.phase in FINAL_PHASES or snapshot.is_serving:
         return []
     phase = snapshot.driver.phase if snapshot.driver else ""
     doing = ": ".join(filter(None, [phase, snapshot.waits_for])) or "waiting for Pods"

@@ -10,7 +10,7 @@ from rljob_core.children.common import POD_KINDS as POD_KINDS
 from rljob_core.children.common import SANDBOX_POOL as SANDBOX_POOL
 from rljob_core.children.common import SANDBOX_TEMPLATE, child_name
 from rljob_core.children.common import WORKLOAD_KINDS as WORKLOAD_KINDS
-from rljob_core.children.config import build_job_config, build_service_config, build_token_secret
+from rljob_core.children.config import build_clients_secret, build_job_config, build_service_config, build_token_secret
 from rljob_core.children.head import build_head
 from rljob_core.children.network import build_disruption_budgets, build_network_policies
 from rljob_core.children.reward_refs import resolve_http
@@ -35,6 +35,8 @@ def build_children(
     job = resolve_http(job, models)
     services = find_services(job)
     children = [build_token_secret(job, child_name(job, "token"), token), build_job_config(job)]
+    if job.spec.service:
+        children.append(build_clients_secret(job, job.spec.service.derive_keys(token)))
     children += [build_service_config(service) for service in services]
     children += build_head(job, token, defaults, models)
     children += build_trainer(job, token, defaults) if job.spec.trains else []

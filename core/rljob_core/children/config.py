@@ -6,6 +6,7 @@ the operator; it ignores what it does not know (`pod_files`).
 """
 
 import base64
+from collections.abc import Mapping
 from typing import Any
 
 from rljob_api.manifest.job import RLJob
@@ -79,6 +80,12 @@ def build_token_secret(owner: Owner, name: str, token: str) -> Manifest:
     run."""
     data = {TOKEN_KEY: base64.b64encode(token.encode()).decode()}
     return build_child("v1", "Secret", owner, name, {}, type="Opaque", immutable=True, data=data)
+
+
+def build_clients_secret(job: RLJob, keys: Mapping[str, str]) -> Manifest:
+    """Secret NAME-clients with the keys of a training service's clients, by their names."""
+    data = {client: base64.b64encode(key.encode()).decode() for client, key in keys.items()}
+    return build_child("v1", "Secret", job, child_name(job, "clients"), {}, type="Opaque", data=data)
 
 
 def read_token(secret: Manifest | None) -> str | None:

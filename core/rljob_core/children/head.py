@@ -87,23 +87,24 @@ def build_head(job: RLJob, token: str, defaults: Defaults, models: Mapping[str, 
 
 
 def _build_parts(job: RLJob, token: str, defaults: Defaults, models: Mapping[str, RewardModel]) -> pods.PodParts:
-    data = job.spec.data
+    spec = job.spec
     read = _read_by_head(job) | reward_refs.read_identities(job, models) | {"token": digest(token)}
-    sources = [locate_model(job), *(each.source.source for each in data.train_sources)]
-    sources += [each.data.source for each in job.spec.held_out_sets]
+    sources = [locate_model(job), *(each.source.source for each in spec.data.train_sources)]
+    sources += [each.data.source for each in spec.held_out_sets]
     return pods.PodParts(
         role=HEAD,
-        spec=job.spec.head,
+        spec=spec.head,
         image=defaults.trainer_image,
         defaults=defaults,
-        command=["python", "-m", "rljob_trainer.head"],
+        command=["python", "-m", "rljob_trainer.tinker" if spec.service else "rljob_trainer.head"],
         labels=build_selector(job, HEAD),
         config=read,
-        read_again=_READ_AGAIN if job.spec.trains else {},
+        read_again=_READ_AGAIN if spec.trains else {},
         ports={"ray": contract.PORT_RAY, "driver": contract.PORT_DRIVER, "run-files": contract.PORT_RUN_FILES}
-        | ({"gateway": contract.PORT_GATEWAY} if job.spec.agent.is_hosted else {}),
+        | ({"gateway": contract.PORT_GATEWAY} if spec.agent.is_hosted else {})
+        | ({"clients": contract.PORT_CLIENTS} if spec.service else {}),
         env=build_job_env(job, run_dir=True)
-        + build_grace_env(job.spec.head.template)
+        + build_grace_env(spec.head.template)
         + build_env(_build_env(job, models))
         + reward_refs.build_token_env(job, models)
         + _build_key_env(job)
@@ -119,17 +120,17 @@ def _build_parts(job: RLJob, token: str, defaults: Defaults, models: Mapping[str
 
 
 def _build_env(job: RLJob, models: Mapping[str, RewardModel]) -> dict[str, str]:
-    data = job.spec.data
     services = {each.settings.name: service_name(job, each) for each in job.spec.services if each.settings.is_served}
     services |= reward_refs.build_services(job, models)
     env = {
         # The engines in trainer Pods serve only in their turn, so that Service also has Pods that are not ready.
         contract.ENV_ROLLOUT_SERVICE: child_name(job, TRAINER if job.spec.shares_trainer else ROLLOUT),
         contract.ENV_REWARD_SERVICES: json.dumps(services, sort_keys=True),
-        contract.ENV_TRAIN_DATA: parse_source(data.train.source).container_path,
     }
-    if others := data.train_sources[1:]:
-        env[contract.ENV_MIX_DATA] = json.dumps([parse_source(each.source.source).container_path for each in others])
+    train, *others = [parse_source(each.source.source).container_path for each in job.spec.data.train_sources] or [""]
+    env |= ({contract.ENV_TRAIN_DATA: train} if train else {}) | (
+        {contract.ENV_MIX_DATA: json.dumps(others)} if others else {}
+    )
     held_out = {each.name: parse_source(each.data.source).container_path for each in job.spec.held_out_sets}
     return env | ({contract.ENV_EVAL_DATA: json.dumps(held_out)} if held_out else {})
 
@@ -150,6 +151,7 @@ def _read_by_head(job: RLJob) -> dict[str, Any]:
     spec = job.spec
     read = read_settings(spec, {*_NOT_READ, "agent", "evaluation"})
     return read | {
+        **({"service": read_settings(spec.service, {"clients"})} if spec.service else {}),  # it reads these again
         "schedule": read_settings(spec.schedule, set(MUTABLE_SCHEDULE_FIELDS)),
         "trainer": read_settings(spec.trainer, pods.POD_FIELDS) | {"numRanks": spec.trainer.num_ranks},
         "rollout": read_settings(spec.rollout, pods.POD_FIELDS),

@@ -2,7 +2,8 @@
 
 Open within a job: head <-> trainers and trainers among themselves (all ports: Ray and NCCL choose their own), head ->
 rollouts, head -> rewards, simulated user, tools and runner, rollouts -> head and trainers (weights), rollouts among
-themselves (weights), runner -> head (the gateway to the policy). With rollout.placement trainer,
+themselves (weights), runner -> head (the gateway to the policy), all Pods of the namespace -> head (the API of a
+training service, which asks for a key). With rollout.placement trainer,
 the rollouts' Pods are the trainers, which also get requests of servers whose models run there. Open beyond it: DNS,
 what the spec names (hf://, an http reward, URLs in a role's env), the operator's poll of the driver, and scrapes from
 labelled namespaces. Functions are user code: they reach nothing, unless function.network is set, or requirements need
@@ -21,6 +22,7 @@ from rljob_api.manifest.sources import OBJECT_SCHEMES
 from rljob_api.wire.contract import (
     LABEL_JOB,
     LABEL_ROLE,
+    PORT_CLIENTS,
     PORT_DRIVER,
     PORT_GATEWAY,
     PORT_ROLLOUT,
@@ -100,6 +102,7 @@ def build_network_policies(
         *_open("from", [operator, _MONITORING], PORT_DRIVER),
         *_open("from", [_MONITORING], *name_engine_ports(job).values()),
         *_open("from", runners, PORT_GATEWAY),
+        *_open("from", [{"podSelector": {}}] if job.spec.service else [], PORT_CLIENTS),
         *(rule for each in services for rule in _open("from", [_peer(each.selector)], *each.engine_ports)),
     ]
     egress = [{"to": group}, *_open("to", rollouts, PORT_ROLLOUT), *_open("to", servers, PORT_SERVICE)]

@@ -20,7 +20,7 @@ from rljob_api.manifest.status import (
     RLJobStatus,
     ScheduleProgress,
 )
-from rljob_api.wire.driver_status import DriverStatus, HungPart, Outage, ScheduleStatus
+from rljob_api.wire.driver_status import SERVING, DriverStatus, HungPart, Outage, ScheduleStatus
 from rljob_core.backend import DRIVER_SILENT
 from rljob_core.plan import conditions
 from rljob_core.plan.conditions import Reasons, find_unheard
@@ -128,6 +128,8 @@ NO_PROGRESS = (conditions.REASON_DEADLINE_EXCEEDED, PART_HUNG, WAITS_FOR_OUTAGE)
 """Reasons for which the condition is False, and of the events that say so."""
 _STARTING = "DriverStarting"
 _NOT_READY = "HeadNotReady"
+_SERVING = "Serving"
+"""Reason while a training service answers; the message says whom it serves."""
 _UNTIL_STEP = "no step has finished yet"
 
 
@@ -197,7 +199,7 @@ def _judge_silence(observed: ObservedJob, progress: JobProgress) -> _Verdict:
 def _judge(observed: ObservedJob, driver: DriverStatus, progress: JobProgress, now: datetime) -> _Verdict:
     # The count stands still during an outage: a driver that starts has no count, and the time is none.
     uncounted = progress.outages and driver.since_step_seconds is None
-    limit = None if uncounted or driver.phase == DONE else _find_limit(observed, driver)
+    limit = None if uncounted or driver.phase in (DONE, SERVING) else _find_limit(observed, driver)
     seconds = _count_seconds(observed, driver, progress, now)
     named = [*map(describe_part, progress.hung), *map(describe_outage, progress.outages)]
     if limit is not None and seconds >= limit:
@@ -206,6 +208,8 @@ def _judge(observed: ObservedJob, driver: DriverStatus, progress: JobProgress, n
     until = None if limit is None or progress.outages else now + timedelta(seconds=limit - seconds)
     if named:
         return _Verdict(False, PART_HUNG if progress.hung else WAITS_FOR_OUTAGE, "; ".join(named), until)
+    if driver.phase == SERVING:
+        return _Verdict(True, _SERVING, driver.waits_for)
     message = "" if limit is None else f"it becomes False after {limit:.0f} s without a step"
     return _Verdict(True, STEP_FINISHED if progress.last_step_time else TRAINING, message, until)
 

@@ -441,6 +441,8 @@ VIOLATIONS: list[tuple[str, str, str, dict[str, Any]]] = [
     ("Runner", "must not set names", "RLJob", PROGRAM | {"agent.runner.env": {"RLJOB_TOKEN": "x"}}),
     ("RLJobSpec", "must not be named runner", "RLJob", PROGRAM | {"rewards.0.name": "runner"}),
     ("RLJobSpec", "must have at least one entry", "RLJob", {"rewards": []}),
+    ("RLJobSpec", "must be set if service is not", "RLJob", {"service": {}, "rewards": MISSING}),
+    ("RLJobSpec", "must not be set with rewards", "RLJob", {"service": {}, "data": MISSING}),
     ("RLJobSpec", "must have env:// only with", "RLJob", {"data.train": ROWS}),
     ("Lora", "must be names of modules", "RLJob", {"trainer.lora": {"targetModules": ["all-linear", "q_proj"]}}),
 ]
@@ -451,6 +453,7 @@ JOB_WITH_USER_IN_TRAINER: dict[str, Any] = {
 }
 IN_KUEUE = {"scheduling": {"gang": "kueue", "queue": "q"}}
 REWARD = smallest()["spec"]["rewards"][0]
+SERVICE: dict[str, Any] = {"data": MISSING, "rewards": MISSING, "service": {"maxRank": 16}}
 
 # (field, changes to the minimal job, changes that an update must not make)
 IMMUTABLE_CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
@@ -469,6 +472,8 @@ IMMUTABLE_CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {"data.chatTemplateArguments.a": 2},
     ),
     ("algorithm.type", {}, {"algorithm.type": "rloo"}),
+    ("service", SERVICE, {"service.maxRank": 8}),
+    ("service", SERVICE, {"service": MISSING, "data": smallest()["spec"]["data"], "rewards": [REWARD]}),
     ("schedule.seed", {}, {"schedule.seed": 1}),
     ("data.warmStart", WARM, {"data.warmStart.source": "/other.jsonl"}),
     ("schedule.warmStart.steps", {}, WARM),
@@ -725,7 +730,7 @@ def test_relative_path_is_rejected_by_a_cluster_and_by_the_operator(server, path
     from rljob_core.plan.validate import find_problems
 
     manifest = put(put_all(smallest(), WARM | {"data.mix": [OTHER_DATA]}), path, "./relative")
-    assert "work only with `rljob run`" in server.verdict(manifest)
+    assert "only `rljob run` and" in server.verdict(manifest)
     assert offline(manifest) == "", "`rljob run` accepts it"
     assert f"spec.{path}".replace(".0", "[0]") in " ".join(find_problems(RLJob.model_validate(manifest)))
 
@@ -785,6 +790,7 @@ SERVED_ELSEWHERE = {"name": "elsewhere", "http": {"url": "https://x"}}
     ("before", "after"),
     [
         (IN_KUEUE, {"schedule.steps": 500}),
+        (SERVICE, {"service.clients": ["ann"], "service.maxAdapters": 2, "trainer.env": {"A": "b"}}),
         (IN_KUEUE | {"suspend": True}, {"rollout.replicas": 2, "rewards.0.replicas": 2}),
         (IN_KUEUE, {"rewards": [REWARD, SCALED, SERVED_ELSEWHERE]}),
         (IN_KUEUE | {"rewards": [REWARD, SCALED]}, {"rewards": [REWARD, SCALED | {"replicas": 3}]}),

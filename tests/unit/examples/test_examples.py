@@ -99,7 +99,7 @@ def test_environment_with_its_own_rows_differs_by_its_data_and_holds_sums_out() 
     base, variant = (load_job(EXAMPLES / "environment" / name).spec for name in ("rljob.yaml", "rows.yaml"))
     assert list(variant.env_sources) == ["spec.data.train", "spec.data.eval"]
     given = {"train": base.data.train, "eval": base.data.eval}
-    assert variant.model_copy(update={"data": variant.data.model_copy(update=given)}) == base
+    assert variant.model_copy(update={"given_data": variant.data.model_copy(update=given)}) == base
     make = load_module(EXAMPLES / "environment" / "environment.py").rows
     sums = {}
     for split, source in (("train", variant.data.train), ("eval", variant.data.eval)):
@@ -123,7 +123,7 @@ def test_warm_start_of_the_quickstart_adds_given_rows_and_halves_the_steps_of_rl
     data = variant.data.model_copy(update={"warm_start": None})
     schedule = variant.schedule.model_copy(update={"warm_start": None, "steps": base.schedule.steps})
     evaluation = variant.evaluation.model_copy(update={"every_steps": base.evaluation.every_steps})
-    assert variant.model_copy(update={"data": data, "schedule": schedule, "evaluation": evaluation}) == base
+    assert variant.model_copy(update={"given_data": data, "schedule": schedule, "evaluation": evaluation}) == base
 
 
 def test_shared_example_differs_from_the_tiny_one_by_its_placement_alone() -> None:

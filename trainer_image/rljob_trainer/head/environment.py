@@ -76,21 +76,22 @@ def _open_folder() -> TemporaryFolder:
 def read_environment(variables: dict[str, str]) -> Environment:
     """Parse the environment variables. Raise UserError if one is missing, or the job file is invalid."""
     needed = (
-        contract.ENV_JOB_FILE, contract.ENV_RUN_DIR, contract.ENV_POD_IP, contract.ENV_MODEL, contract.ENV_TRAIN_DATA,
-        contract.ENV_TOKEN, contract.ENV_ROLLOUT_SERVICE, contract.ENV_REWARD_SERVICES,
+        contract.ENV_JOB_FILE, contract.ENV_RUN_DIR, contract.ENV_POD_IP, contract.ENV_MODEL, contract.ENV_TOKEN,
+        contract.ENV_ROLLOUT_SERVICE, contract.ENV_REWARD_SERVICES,
     )  # fmt: skip
     missing = [name for name in needed if not variables.get(name)]
     if missing:
         raise UserError(
             f"environment variables not set: {', '.join(missing)}; start the head with the operator or `rljob run`"
         )
+    train = variables.get(contract.ENV_TRAIN_DATA)  # a service has none
     return Environment(
         job=load_job_file(variables[contract.ENV_JOB_FILE]),
         job_file=Path(variables[contract.ENV_JOB_FILE]),
         run_dir=Path(variables[contract.ENV_RUN_DIR]),
         address=variables[contract.ENV_POD_IP],
         model=variables[contract.ENV_MODEL],
-        train_data=(variables[contract.ENV_TRAIN_DATA], *json.loads(variables.get(contract.ENV_MIX_DATA) or "[]")),
+        train_data=(*([train] if train else []), *json.loads(variables.get(contract.ENV_MIX_DATA) or "[]")),
         held_out_data=json.loads(variables.get(contract.ENV_EVAL_DATA) or "{}"),
         model_step=variables.get(contract.ENV_MODEL_STEP, ""),
         head_job_uid=variables.get(contract.ENV_HEAD_JOB_UID, ""),

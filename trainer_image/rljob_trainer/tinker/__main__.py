@@ -1,4 +1,4 @@
-"""`python -m rljob_trainer.tinker SETTINGS.json`: the program that takes the head's place in a training service."""
+"""`python -m rljob_trainer.tinker`: the program that takes the head's place in a training service."""
 
 import sys
 

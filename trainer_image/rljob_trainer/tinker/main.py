@@ -7,23 +7,22 @@ Invariant: Ray's environment is set before the first import of Ray.
 """
 
 import asyncio
-import json
 import logging
 import os
 import secrets
 import signal
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from rljob_api.errors import RLJobError, TransientError, UserError
-from rljob_api.wire.contract import ExitCode
+from rljob_api.read.pod_files import JobFile
+from rljob_api.wire.contract import ENV_CLIENTS_ADDRESS, ENV_TOKEN, PORT_CLIENTS, ExitCode
+from rljob_api.wire.driver_status import SERVING
 from rljob_api.wire.logs import configure_logging
 from rljob_api.wire.termination import end_program
-from rljob_inputs.hub import repository_name
+from rljob_inputs.hub import name_model, repository_name
 from rljob_inputs.memory.object_store import head_store_bytes
 from rljob_inputs.models.architectures import text_config
 from rljob_inputs.models.config import publishes_adapter
@@ -46,15 +45,32 @@ FOLDER = "tinker"
 
 @dataclass(frozen=True)
 class Settings:
-    """What the command passes, as JSON."""
+    """What the service reads of its job, and of the environment."""
 
     name: str
     """By which clients know the model."""
     host: str
+    """Empty: all addresses."""
     port: int
     max_adapters: int
-    keys: Mapping[str, str]
-    """Keys of the clients, by their names."""
+    keys: Callable[[], Mapping[str, str]]
+    """Returns the keys of the clients, by their names, which may change."""
+
+
+def read_settings(environment: Environment, variables: Mapping[str, str]) -> Settings:
+    spec, token = environment.job.spec, variables[ENV_TOKEN]
+    service = spec.service
+    if service is None:
+        raise UserError("spec.service is not set, without which there is nothing to serve")
+    read_spec = JobFile(environment.job_file, spec).read_spec
+    host, _, port = variables.get(ENV_CLIENTS_ADDRESS, f":{PORT_CLIENTS}").rpartition(":")
+    return Settings(
+        name=service.model_name or name_model(spec.model.source),
+        host=host,
+        port=int(port),
+        max_adapters=service.max_adapters,
+        keys=lambda: (read_spec().service or service).derive_keys(token),
+    )
 
 
 async def serve(environment: Environment, settings: Settings, on_ray: Callable[[], None]) -> None:
@@ -117,7 +133,8 @@ async def serve(environment: Environment, settings: Settings, on_ray: Callable[[
             async with sampler.holding(None):
                 pass
             url = await server.start(settings.host, settings.port)
-            head.board.set_phase("Serving")
+            head.board.set_phase(SERVING)
+            stack.enter_context(head.board.live(service.describe))
             log.info("serves %s at %s", settings.name, url)
             await group.wait_until_ended()  # by a call that failed, whose client has the reason
             raise TransientError("a rank of the trainer died")
@@ -164,8 +181,8 @@ def main() -> int:
     configure_logging()
     os.environ.update(ray_environment())
     try:
-        settings = Settings(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
-        asyncio.run(_run(read_environment(dict(os.environ)), settings))
+        environment = read_environment(dict(os.environ))
+        asyncio.run(_run(environment, read_settings(environment, os.environ)))
     except Exception as error:
         if not isinstance(error, RLJobError):
             log.exception("unexpected error")

@@ -33,8 +33,8 @@ _CLIENT = web.RequestKey("client", str)
 
 
 class TinkerServer:
-    def __init__(self, service: Service, keys: Mapping[str, str]) -> None:
-        """`keys`: of clients, by their names."""
+    def __init__(self, service: Service, keys: Callable[[], Mapping[str, str]]) -> None:
+        """`keys`: returns those of clients, by their names."""
         self._service, self._keys = service, keys
         app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[self._guard])
         for path, kind, answer in (
@@ -84,10 +84,10 @@ class TinkerServer:
         """Find the client, and write errors."""
         try:
             given = request.headers.get("X-API-Key", "").encode(errors="replace")
-            clients = [name for name, key in self._keys.items() if hmac.compare_digest(given, key.encode())]
+            clients = [name for name, key in self._keys().items() if hmac.compare_digest(given, key.encode())]
             if not clients:
                 return _refuse(
-                    401, "the key is not known here; set TINKER_API_KEY to the one that `rljob serve` printed"
+                    401, "the key is not known here; set TINKER_API_KEY to that of `rljob serve`, or of the Secret"
                 )
             request[_CLIENT] = clients[0]
             if self._service.failure:

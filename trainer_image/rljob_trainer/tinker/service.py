@@ -25,6 +25,7 @@ from tinker import types
 from tinker.types.optimizer import AdamOptimizerConfig
 
 from rljob_api.errors import UserError
+from rljob_api.wire.driver_status import DriverStatus
 from rljob_trainer.episodes.types import PromptTooLongError
 from rljob_trainer.ranks.group import TrainerGroup
 from rljob_trainer.tinker import slot, wire
@@ -124,6 +125,14 @@ class Service:
     def describe_server(self) -> dict[str, Any]:
         model = {"model_name": self._name, "max_context_length": self._limits.context}
         return {"supported_models": [model | {"trainable": True, "sampleable": True}]}
+
+    def describe(self, status: DriverStatus) -> DriverStatus:
+        """Return the head's status with whom the service serves."""
+        now, models = self._clock(), self._models.values()
+        clients = {each.client for each in self._sessions.values() if each.is_alive(now)}
+        num_busy = sum(each.stream.is_busy for each in models)
+        served = f"{len(clients)} clients, {len(models)} adapters, {num_busy} busy"
+        return status.model_copy(update={"waits_for": status.waits_for or served})
 
     def create_model(self, client: str, request: types.CreateModelRequest) -> dict[str, Any]:
         lora, session = request.lora_config, self._find_session(client, request.session_id)

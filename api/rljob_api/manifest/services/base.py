@@ -30,7 +30,7 @@ class ServiceSettings(Role):
     autoscaling: Autoscaling | None = None
     """Scales the number of Pods with demand. Null: replicas applies. May change while the job runs."""
     python: PythonVersion | None = None
-    """Python that runs the code, such as "3.12" for packages that require it. On a cluster it chooses the image
+    """Python that runs a function, such as "3.12" for packages that require it. On a cluster it chooses the image
     (defaults.pythonImages of the chart), unless `image` is set. `rljob run` takes it from this machine, where uv
     installs it if it is missing. Null: that of the image, or RLJob's own."""
     slots: int = Field(default=16, ge=1, le=4096)

@@ -46,8 +46,7 @@ class PythonFunction(Spec):
     config_map_key_ref: ConfigMapKeyRef | None = None
     """Key of a ConfigMap that holds the source."""
     module: Annotated[str, Field(min_length=1, max_length=256, pattern=base.MODULE_PATTERN)] | None = None
-    """Module to import, such as `trl.rewards`, from a package next to the job file, in requirements or in the reward's
-    image."""
+    """Module to import, such as `trl.rewards`, from a package next to the job file, in requirements or in the image."""
     requirements: list[Annotated[str, Field(min_length=1, max_length=512, pattern=base.REQUIREMENT_PATTERN)]] = Field(
         default=[], max_length=256
     )
@@ -61,20 +60,20 @@ class PythonFunction(Spec):
     Null: of a simulated user `respond`, or the first class that has it; of tools the list `tools`, or all public
     functions."""
     factory_args: FreeForm | None = None
-    """Arguments of an entry point that returns the function, such as `get_soft_overlong_punishment` of TRL, or of the
-    constructor of a class with `__call__`. Each worker calls it once. Null: the entry point is the function itself; a
-    class is created without arguments."""
+    """Arguments of an entry point that returns the function, such as `get_soft_overlong_punishment` of TRL, or of a
+    class with `__call__`. Each worker calls it once. Null: the entry point is the function itself; a class is created
+    without arguments."""
     kwargs: FreeForm = {}
     """Additional keyword arguments of each call. With scope sampleThenGroup, and for a user or tools that are a class,
     those of its constructor."""
     max_memory: Size = Size("2Gi")
     """Maximum address space of each process of the function."""
     max_file_size: Size = Size("256Mi")
-    """Maximum size of each file that the function writes, and of its scratch directory in total."""
+    """Maximum size of each file that the function writes. The same of its scratch directory in total."""
     max_processes: int = Field(default=128, ge=0, le=100000)
     """Maximum concurrent child processes and threads of one worker. Processes that a call starts end with it."""
     max_requests: int | None = Field(default=None, ge=1)
-    """Requests after which a worker process is replaced, or up to 10 % earlier, so that not all restart at once. Set it
+    """Requests after which a worker process is replaced. Up to 10 % earlier, so that not all restart at once. Set it
     for a function that leaks. Null: no limit. Workers that fail repeatedly are replaced anyway."""
     spare_workers: int = Field(default=1, ge=0, le=256)
     """Ready worker processes of each Pod beyond the busy ones. They replace workers that were killed, so that a timeout
@@ -82,8 +81,8 @@ class PythonFunction(Spec):
     import_timeout_seconds: int = Field(default=300, ge=1, le=3600)
     """Maximum seconds of the import of the function, in each worker process. Later the import fails."""
     cpu_seconds: int | None = Field(default=None, ge=1)
-    """Maximum CPU time of one call over all its threads, and of each process that it starts, in seconds. Null: limited
-    only by timeoutSeconds."""
+    """Maximum CPU seconds of one call over all its threads, and of each process that it starts. Null: limited only by
+    timeoutSeconds."""
     network: bool = False
     """Whether the function may open network connections. If false, sockets fail, and the NetworkPolicy of the reward's
     Pods blocks egress."""

@@ -67,7 +67,7 @@ class ServedModel(ModelSource):
     chat_template_arguments: ChatTemplateArguments = {}
     """Variables of the model's chat template in each request, such as `{enable_thinking: false}`."""
     gpus_per_replica: int = Field(default=0, ge=0, le=16)
-    """GPUs per Pod for the model (nodePool.gpuResource), used for tensor parallelism. 0 means vLLM's CPU backend."""
+    """GPUs per Pod for the model, used for tensor parallelism. 0: vLLM's CPU backend."""
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     """Data type of the weights. auto: the checkpoint's type, with float32 reduced to float16 or bfloat16; with
     `rljob run` on CPUs without bfloat16, float32."""
@@ -84,7 +84,7 @@ class ServedModel(ModelSource):
     resources: Resources = Resources()
     """Requests and limits of vLLM's container."""
     startup_timeout_seconds: int | None = Field(default=None, ge=10, le=86400)
-    """Seconds from the Pod's start until the reward server listens, which waits for vLLM; then the server's container
+    """Seconds from the Pod's start until the reward server listens, which waits for vLLM. Then the server's container
     restarts. With placement trainer, of vLLM. Null: 1800. A change replaces the Pods."""
     extra_args: list[PathText] = Field(default=[], max_length=64)
     """Additional arguments of vLLM's API server. They override RLJob's arguments."""

@@ -138,8 +138,8 @@ class RewardBase(ServiceSettings):
     a model, a judge or a teacher sends each to vLLM or to the endpoint."""
     episodes_per_process: int = Field(default=1, ge=1, le=1024)
     """Requests (for an episode or a group) that one worker process scores at once, if the function is async: as
-    coroutines of one event loop. They share its memory, its limits and what it costs to import. 1: each has the process
-    alone, since an async function may still block the others. See docs/isolation.md."""
+    coroutines of one event loop. 1: each has the process alone, since an async function may still block the others. See
+    docs/isolation.md."""
     queue_length: int = Field(default=4096, ge=1)
     """Maximum queued requests per Pod. The server rejects further requests with 429 and Retry-After."""
     max_request_size: Size = Size("16Mi")

@@ -83,9 +83,8 @@ class Runner(AgentService):
     """Episodes that one Pod runs concurrently, in slots / episodesPerProcess worker processes."""
     episodes_per_process: int = Field(default=1, ge=1, le=1024)
     """Episodes that one worker process plays at once, if `run` is async or the environment's framework is: as
-    coroutines of one event loop. They share its memory, its limits and what it costs to import. 1: each has the process
-    alone, since an async function may still block the others or keep an episode in a global. See
-    docs/isolation.md."""
+    coroutines of one event loop. 1: each has the process alone, since an async function may still block the others or
+    keep an episode in a global. See docs/isolation.md."""
     timeout_seconds: int = Field(default=1800, ge=1)
     """Maximum seconds of one episode in the runner, excluding queueing; then its process is killed."""
     deadline_seconds: int = Field(default=3600, ge=1)

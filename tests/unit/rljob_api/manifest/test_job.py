@@ -32,11 +32,14 @@ ONE_GPU: dict[str, Any] = {
 TRAINING_ALONE = {"name": "x", "function": {"file": "x"}, "use": "training"}
 
 SCORED_DEATH = {"name": "r", "function": {"file": "r.py"}, "failurePolicy": {"scores": {"workerDied": 0}}}
+SERVICE: dict[str, Any] = {"data": None, "rewards": [], "service": {}}
 ACCEPTED: list[dict[str, Any]] = [
     {},
     {"rewards": [TRAINING_ALONE]},
     {"rewards": [SCORED_DEATH]},
     {"rollout": SHARED},
+    SERVICE,
+    SERVICE | {"trainer": {"replicas": 3}},
     {"rollout": SHARED, "schedule": {"type": "synchronous"}, "trainer": {"replicas": 2}, "suspend": True},
     {"rollout": SHARED | {"gpusPerReplica": 2}, "trainer": {"gpusPerReplica": 4}},
     {"rollout": SHARED | {"kvCacheMemory": "64Mi", "maxModelLen": 64, "extraArgs": ["--x"], "backoffLimit": 3}},
@@ -120,6 +123,11 @@ VIOLATIONS: list[tuple[dict[str, Any], str]] = [
         {"algorithm": {"type": "rloo", "critic": {"learningRate": 1e-4}}},
         "critic is for type ppo alone",
     ),
+    ({"service": {}}, "data must be set if service is not, and left out if it is"),
+    ({"data": None}, "data must be set if service is not"),
+    (SERVICE | {"rewards": [TRAINING_ALONE]}, "service must not be set with rewards"),
+    (SERVICE | {"rollout": SHARED}, "service must not be set with .* rollout.placement is trainer"),
+    (SERVICE | {"algorithm": {"type": "ppo"}}, "service must not be set with .* algorithm.type is ppo"),
     ({"trainer": {"lora": {"rank": 0}}}, "greater than or equal to 1"),
     ({"trainer": {"lora": {"rank": 1024}}}, "less than or equal to 512"),
     ({"trainer": {"lora": {"dropout": 1}}}, "less than 1"),
@@ -178,6 +186,17 @@ def test_valid_jobs_are_accepted(fields: dict[str, Any]) -> None:
 def test_jobs_that_violate_a_rule_are_rejected(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         build(**fields)
+
+
+def test_a_service_has_no_data_and_implies_adapters_and_patience() -> None:
+    spec = build(**SERVICE | {"service": {"maxRank": 8}})
+    assert (list(spec.sources), spec.num_steps, spec.num_exports) == (["spec.model.source"], 0, 0)
+    lora = spec.trainer.lora
+    assert lora is not None
+    assert (lora.rank, lora.alpha, lora.publish, spec.hang_detection.min_seconds) == (8, 8, "adapter", 1800)
+    own = build(**SERVICE | {"trainer": {"lora": {"rank": 4}}, "hangDetection": {"minSeconds": 3600}})
+    assert own.trainer.lora is not None
+    assert (own.trainer.lora.rank, own.hang_detection.min_seconds) == (4, 3600)
 
 
 def test_indivisible_batch_is_reported_once() -> None:

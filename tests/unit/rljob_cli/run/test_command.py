@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,10 +12,12 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.job_sections import TrainingService
 from rljob_api.run.sessions import read_sessions
 from rljob_api.wire.contract import PORT_DRIVER, PORT_SERVICE
-from rljob_cli.run.command import Run, SessionLog, build_rewards, fetch_metrics
+from rljob_cli.run.command import Run, SessionLog, _find_token, build_rewards, fetch_metrics, serve_job
 from rljob_cli.run.reward_rows import RewardMetrics
 from tests.support.loopback import next_address
 from tests.support.records import container_failure
@@ -144,3 +147,17 @@ def test_failures_of_a_crash_loop_are_bounded(tmp_path: Path) -> None:
     SessionLog(tmp_path, 0).update(seconds=1.0, last_step=0, failures=failures)
     [session] = read_sessions(tmp_path)
     assert [failure.exit_code for failure in session.failures] == list(range(50))
+
+
+def test_a_service_begins_only_where_its_port_is_free(tmp_path):
+    job = JOB.with_spec(service=TrainingService(), given_data=None, rewards=[])
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = ("127.0.0.1", server.getsockname()[1])
+        with pytest.raises(UserError, match=f"cannot listen on 127.0.0.1:{address[1]}: .*; pass another --port"):
+            serve_job(job, tmp_path, cast(Any, None), {}, cast(Any, None), address)
+
+
+def test_keys_stay_when_the_service_starts_again(tmp_path):
+    first = _find_token(tmp_path / "service.json")
+    assert _find_token(tmp_path / "service.json") == first
+    assert (tmp_path / "service.json").stat().st_mode & 0o777 == 0o600

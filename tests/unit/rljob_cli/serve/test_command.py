@@ -1,20 +1,16 @@
-"""The job that `rljob serve` builds, what of it runs, and the keys of clients."""
+"""The job that `rljob serve` builds."""
 
 from __future__ import annotations
 
-import json
-import socket
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from rljob_api.errors import TransientError, UserError
-from rljob_cli.manifests import role_of
+from rljob_api.errors import UserError
 from rljob_cli.options import ServeOptions
 from rljob_cli.serve import command
-from rljob_cli.serve.command import build_job, build_service
+from rljob_cli.serve.command import build_job
 
 MODEL = "hf://org/Some.Model"
 
@@ -41,40 +37,16 @@ def test_gpus_are_divided_and_one_is_too_few():
 
 def test_fields_of_the_job_can_be_set():
     assert build_job(MODEL, options(overrides=["spec.rollout.maxModelLen=512"])).spec.rollout.max_model_len == 512
-    with pytest.raises(UserError, match=r"--set: spec.rollout.replicas: "):
+    with pytest.raises(UserError, match=r"spec.rollout.replicas: "):
         build_job(MODEL, options(overrides=["spec.rollout.replicas=many"]))
 
 
-def test_the_service_takes_the_heads_place_and_there_are_no_rewards():
-    children = build_service(build_job(MODEL, options()))
-    workloads = {child["kind"]: child for child in children if child["kind"] in ("Job", "StatefulSet", "Deployment")}
-    roles = sorted(role_of(child["spec"]["template"]) for child in workloads.values())
-    assert roles == ["head", "rollout", "trainer"]
-    [head] = workloads["Job"]["spec"]["template"]["spec"]["containers"]
-    assert head["command"][:3] == ["python", "-m", "rljob_trainer.tinker"]
-
-
-def test_the_end_of_a_part_has_its_exit_code():
-    state = {"terminated": {"exitCode": 137, "message": "joining the head"}}
-    status = {"phase": "Failed", "containerStatuses": [{"name": "trainer", "state": state}]}
-    metadata = {"name": "s-trainer-0", "labels": {"rljob.dev/role": "trainer"}}
-    pods = {"s-trainer-0": {"metadata": metadata, "spec": {}, "status": status}}
-    cluster: Any = SimpleNamespace(
-        check=lambda: None, store=SimpleNamespace(pods=pods), paths=SimpleNamespace(root=Path("/r"))
-    )
-    with pytest.raises(TransientError, match="the service ended: trainer of s-trainer-0 ended with exit code 137"):
-        command._check(cluster)
-
-
-def test_keys_stay_when_the_service_starts_again(tmp_path: Path):
-    settings = tmp_path / "service.json"
-    first = command._find_keys(settings, ["ann"])
-    assert first["ann"].startswith("tml-")
-    settings.write_text(json.dumps({"keys": first}))
-    again = command._find_keys(settings, ["ann", "bob"])
-    assert again["ann"] == first["ann"] != again["bob"]
-    with pytest.raises(UserError, match="--client A/b: must be lower-case letters"):
-        command._find_keys(settings, ["A/b"])
+def test_options_are_fields_of_the_service():
+    service = build_job(MODEL, options(name="m", clients=["ann", "bob"], max_adapters=2, max_rank=8)).spec.service
+    assert service is not None
+    assert (service.model_name, service.clients, service.max_adapters, service.max_rank) == ("m", ["ann", "bob"], 2, 8)
+    with pytest.raises(UserError, match=r"spec.service.clients.0: String should match pattern"):
+        build_job(MODEL, options(clients=["A/b"]))
 
 
 def test_a_folder_that_is_no_model_is_refused(tmp_path: Path):
@@ -83,10 +55,3 @@ def test_a_folder_that_is_no_model_is_refused(tmp_path: Path):
     (tmp_path / "config.json").write_text("{}")
     assert command._find_model(str(tmp_path)) == str(tmp_path)
     assert command._find_model("hf://org/name") == "hf://org/name"
-
-
-def test_a_port_that_is_in_use_is_refused_before_anything_starts():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        with pytest.raises(UserError, match=f"cannot listen on 127.0.0.1:{port}: .*; pass another --port"):
-            command._check_port("127.0.0.1", port)

@@ -1,10 +1,11 @@
-"""What the head's Pod gets of several sources of prompts."""
+"""What the head's Pod gets of several sources of prompts, and what it is in a training service."""
 
+import base64
 import json
 
 from rljob_core.children import build_children
 from rljob_core.defaults import DEFAULTS
-from tests.support.job_simulation import make_job
+from tests.support.job_simulation import make_job, make_service_job
 
 
 def build_pod(**data):
@@ -42,3 +43,43 @@ def test_head_finds_the_rows_of_a_warm_start_last():
 
 def test_head_of_one_source_has_no_variable_of_others():
     assert "RLJOB_MIX_DATA" not in read_env(build_pod())
+
+
+def list_children(token="token", **service):
+    built = build_children(make_service_job(service), token, DEFAULTS)
+    return {(child["kind"], child["metadata"]["name"].removeprefix("gsm8k-")): child for child in built}
+
+
+def test_head_of_a_service_runs_it_and_its_service_has_the_port_of_clients():
+    found = list_children()
+    assert {name for kind, name in found if kind in ("Job", "StatefulSet", "Deployment")} == {
+        *("head", "trainer", "rollout")
+    }
+    [container] = found["Job", "head"]["spec"]["template"]["spec"]["containers"]
+    assert container["command"] == ["python", "-m", "rljob_trainer.tinker"]
+    assert "RLJOB_TRAIN_DATA" not in {each["name"] for each in container["env"]}
+    assert {"name": "clients", "containerPort": 8700, "protocol": "TCP"} in container["ports"]
+    [port] = [each for each in found["Service", "head"]["spec"]["ports"] if each["name"] == "clients"]
+    assert port["port"] == 8700
+
+
+def test_each_client_has_a_key_that_follows_from_the_token():
+    def read_keys(**changes):
+        data = list_children(**changes)["Secret", "clients"]["data"]
+        return {client: base64.b64decode(key).decode() for client, key in data.items()}
+
+    first = read_keys(clients=["ann", "bob"])
+    assert all(key.startswith("tml-") for key in first.values())
+    assert first["ann"] != first["bob"]
+    assert read_keys(clients=["ann", "eve"])["ann"] == first["ann"], "a key stays over an edit"
+    assert read_keys(clients=["ann"], token="other")["ann"] != first["ann"]
+
+
+def test_other_clients_restart_nothing_and_other_limits_the_head_alone():
+    def read_annotations(kind, name, **changes):
+        return list_children(**changes)[kind, name]["spec"]["template"]["metadata"]["annotations"]
+
+    for kind, name in (("Job", "head"), ("StatefulSet", "trainer"), ("Deployment", "rollout")):
+        before = read_annotations(kind, name)
+        assert read_annotations(kind, name, clients=["ann"]) == before
+        assert (read_annotations(kind, name, maxAdapters=2) == before) is (name != "head")

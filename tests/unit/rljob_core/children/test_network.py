@@ -10,7 +10,7 @@ from rljob_core.children import build_children
 from rljob_core.children.network import OPERATOR_LABELS
 from rljob_core.defaults import DEFAULTS
 from rljob_core.plan.reward_model import plan_reward_model
-from tests.support.job_simulation import make_agent_job, make_job, make_program_job
+from tests.support.job_simulation import make_agent_job, make_job, make_program_job, make_service_job
 
 METADATA = (
     *("169.254.169.254", "169.254.170.2", "169.254.170.23", "169.254.0.23"),  # most clouds; AWS's Pods; Tencent
@@ -218,3 +218,9 @@ def test_no_rule_is_open_to_all_peers_or_all_ports_by_an_empty_list(rollout):
     for policy in build_policies(rollout=rollout).values():
         for rule in policy["ingress"] + policy["egress"]:
             assert all(rule.values()), "Kubernetes reads an empty list as everything"
+
+
+def test_all_pods_of_the_namespace_reach_the_clients_port_of_a_service_alone():
+    rule = {"from": [{"podSelector": {}}], "ports": [{"protocol": "TCP", "port": 8700}]}
+    for job, is_open in ((make_service_job(), True), (make_job(), False)):
+        assert (rule in find_policies(build_children(job, "token", DEFAULTS))["head"]["ingress"]) is is_open

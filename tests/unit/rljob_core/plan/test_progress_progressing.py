@@ -6,11 +6,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rljob_api.wire.driver_status import DriverStatus, HungPart, Outage
+from rljob_api.wire.driver_status import SERVING, DriverStatus, HungPart, Outage
 from rljob_core.backend import DRIVER_SILENT, DRIVER_UNREADABLE, ObservedState
 from rljob_core.plan import conditions
 from rljob_core.plan.job import plan_job
-from tests.support.job_simulation import JobSimulation, make_job
+from tests.support.job_simulation import JobSimulation, make_job, make_service_job
 from tests.unit.rljob_core.plan.test_run_files import pod
 
 RANK = HungPart(role="trainer", name="rank 3", seconds=80, limit_seconds=60, doing="update", action="it is replaced")
@@ -57,6 +57,17 @@ def test_job_without_a_step_within_its_deadline_says_so_and_says_when_it_continu
     poll(simulation, 10, step=2, since_step_seconds=1)
     assert messages(simulation) == [("Warning", "ProgressDeadlineExceeded"), ("Normal", "StepFinished")]
     assert simulation.job.status.phase == "Running", "the condition alone acts on nothing"
+
+
+def test_service_makes_no_steps_and_says_whom_it_serves():
+    simulation = JobSimulation(make_service_job(progressDeadlineSeconds=300))
+    poll(simulation, head=pod("head"), trainer=pod("trainer"), rollout=pod("rollout"))
+    for _ in range(3):
+        poll(simulation, 200, phase=SERVING, waits_for="no clients")
+    assert progressing(simulation) == ("True", "Serving")
+    assert conditions.find(simulation.job.status, "Progressing").message == "no clients"
+    poll(simulation, 1, phase=SERVING, waits_for="no clients", hung=[RANK])
+    assert progressing(simulation) == ("False", "PartHung")
 
 
 def test_without_a_deadline_the_jobs_own_steps_decide():

@@ -167,7 +167,9 @@ async def test_job_that_only_evaluates_reads_no_rows_to_train_on(call_harness, e
     sets = spec.evaluation.sets
     job = environment.job.model_copy(
         update={
-            "spec": spec.model_copy(update={"task": "evaluate", "data": spec.data.model_copy(update={"eval": None})})
+            "spec": spec.model_copy(
+                update={"task": "evaluate", "given_data": spec.data.model_copy(update={"eval": None})}
+            )
         }
     )
     assert [each.name for each in sets] == ["hard"]

@@ -28,7 +28,7 @@ def bench(tmp_path):
 async def post(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Post]:
     """Sends a request, and returns the status and the JSON object of the answer."""
     monkeypatch.setattr(server_module, "_POLL_SECONDS", 0.0)
-    server = TinkerServer(bench.service, KEYS)
+    server = TinkerServer(bench.service, lambda: KEYS)
     url = await server.start("127.0.0.1", 0)
     async with aiohttp.ClientSession(url) as session:
 
@@ -66,7 +66,7 @@ async def test_another_key_is_refused(post, key):
     status, answer = await post("create_session", {}, key.encode().decode("latin-1"))
     assert (status, answer["error"]) == (
         401,
-        "the key is not known here; set TINKER_API_KEY to the one that `rljob serve` printed",
+        "the key is not known here; set TINKER_API_KEY to that of `rljob serve`, or of the Secret",
     )
 
 
@@ -126,7 +126,7 @@ async def test_once_the_service_has_failed_all_requests_have_the_reason(bench, p
 
 
 async def test_a_port_that_is_in_use_is_an_error_of_the_user(bench):
-    first, second = TinkerServer(bench.service, KEYS), TinkerServer(bench.service, KEYS)
+    first, second = TinkerServer(bench.service, lambda: KEYS), TinkerServer(bench.service, lambda: KEYS)
     url = await first.start("127.0.0.1", 0)
     with pytest.raises(UserError, match=r"cannot listen on 127\.0\.0\.1:.*; pass another --port"):
         await second.start("127.0.0.1", int(url.rpartition(":")[2]))

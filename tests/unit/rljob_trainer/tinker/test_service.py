@@ -13,6 +13,7 @@ from tinker import types
 from tinker.proto.request_conv import forward_backward_request_to_proto
 
 from rljob_api.errors import TransientError
+from rljob_api.wire.driver_status import SERVING, DriverStatus
 from rljob_trainer.tinker import slot
 from rljob_trainer.tinker.service import Service, UnknownError
 from rljob_trainer.tinker.wire import ModelLimits, RefusedError
@@ -124,6 +125,17 @@ def bench(tmp_path):
 def single(tmp_path):
     """A service that is full with one model."""
     return Bench(tmp_path, max_adapters=1)
+
+
+async def test_the_status_says_whom_the_service_serves(bench):
+    await bench.model("ann")
+    await bench.model("bob")
+    bench.session("bob")
+    status = DriverStatus(phase=SERVING)
+    assert bench.service.describe(status).waits_for == "2 clients, 2 adapters, 0 busy"
+    bench.now = 1000.0
+    assert bench.service.describe(status).waits_for == "0 clients, 2 adapters, 0 busy"
+    assert bench.service.describe(DriverStatus(waits_for="the hub")).waits_for == "the hub"
 
 
 async def test_a_model_is_trained_by_commands_whose_retries_are_applied_once(bench):

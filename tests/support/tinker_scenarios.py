@@ -84,7 +84,7 @@ class SlotScenarios(Scenarios):
         slot.write_adapter(actor, folder, RANK)
         saved = policy.adapters.gather()
         published = slot._read_adapter(policy, folder)
-        assert slot.publish(actor, self.folder / "gone", "g", 0) is None, "weights that are gone end the ranks"
+        assert slot.publish(actor, 1, 1, self.folder / "gone", "g", 0) is None, "weights that are gone end the ranks"
         scored, _ = self.run_batch(actor, "cross_entropy", backward=False)
         self.write("saved", adapters=saved, published=published, scaled=policy.adapters.scale(saved), scored=scored)
         self.run_batch(actor, "cross_entropy", backward=True)

@@ -35,6 +35,8 @@ _HUB_STARTUP_SECONDS: Final = 4200
 """A restarted replica would begin its download again."""
 _SERVICE_SECONDS: Final = 1800
 """The least of hangDetection.minSeconds of a service."""
+_MAX_SLOTS: Final = 8
+"""Each takes the memory of an adapter of the highest rank from a rollout's cache."""
 _SOURCES: Final = {ENVIRONMENTS_MODULE: "spec.agent.environment", COMMAND_MODULE: "spec.agent.runner.command"}
 """By module of the reward image."""
 _TOOL_SOURCES: Final = {MCP_MODULE: "mcp", SANDBOX_MODULE: "sandbox"}
@@ -155,6 +157,11 @@ class JobSpec(PodSettings):
         roles: dict[str, Role] = {"head": self.head}
         roles |= {"trainer": self.trainer} if self.trains else {}
         return roles if self.shares_trainer else roles | {"rollout": self.rollout}
+
+    @property
+    def num_adapter_slots(self) -> int:
+        """Adapters that a rollout holds side by side, by name; 0: one, which every request uses."""
+        return min(self.service.max_adapters, _MAX_SLOTS) if self.service else 0
 
     @property
     def trains(self) -> bool:

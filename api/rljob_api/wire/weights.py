@@ -5,6 +5,7 @@ from typing import Annotated, Final, Literal
 from pydantic import ConfigDict, Field
 
 from rljob_api.wire.base import Wire
+from rljob_api.wire.contract import SERVED_MODEL_NAME
 from rljob_api.wire.text import Count, Seconds
 
 
@@ -102,6 +103,12 @@ class PullReport(Wire):
     """Whether the update waits for requests in flight (updateMode finish)."""
     error: str = Field(default="", max_length=MAX_PULL_ERROR_LENGTH)
     """Last error; empty without one."""
+
+
+def adapter_name(slot: int) -> str:
+    """Return the name by which a request asks for the adapter in a slot of a service's rollouts, from 1. Names of its
+    tensors in the published file begin with it and a dot."""
+    return f"{SERVED_MODEL_NAME}-{slot}"
 
 
 Turn = Literal["trainer", "rollouts"]

@@ -17,6 +17,7 @@ from tests.integration.training_service.conftest import NAME, RunningService
 
 pytestmark = [pytest.mark.slow, pytest.mark.real, pytest.mark.filterwarnings("ignore")]
 
+NUM_SLOTS = 8
 SENTENCE = list(b"The train leaves at nine.")
 ADAM = types.AdamParams(learning_rate=5e-3)
 
@@ -35,16 +36,16 @@ def connect(service: RunningService) -> Iterator[Callable[[str], tinker.ServiceC
         client.close("success").result()
 
 
-def sentence() -> types.Datum:
-    inputs: dict[str, Any] = {"target_tokens": SENTENCE[1:], "weights": [1.0] * (len(SENTENCE) - 1)}
-    return types.Datum(model_input=types.ModelInput.from_ints(SENTENCE[:-1]), loss_fn_inputs=inputs)
+def sentence(tokens: list[int] = SENTENCE) -> types.Datum:
+    inputs: dict[str, Any] = {"target_tokens": tokens[1:], "weights": [1.0] * (len(tokens) - 1)}
+    return types.Datum(model_input=types.ModelInput.from_ints(tokens[:-1]), loss_fn_inputs=inputs)
 
 
-def learn(training: Any, steps: int) -> list[float]:
+def learn(training: Any, steps: int, tokens: list[int] = SENTENCE) -> list[float]:
     """Return the loss of each step."""
     losses = []
     for _ in range(steps):
-        forward, step = training.forward_backward([sentence()], "cross_entropy"), training.optim_step(ADAM)
+        forward, step = training.forward_backward([sentence(tokens)], "cross_entropy"), training.optim_step(ADAM)
         losses.append(forward.result().metrics["loss:sum"])
         step.result()
     return losses
@@ -156,6 +157,25 @@ def test_clients_train_and_sample_side_by_side_as_if_they_were_alone(connect):
         assert losses == pytest.approx(alone, rel=1e-5)
         assert served == pytest.approx(found[0][1], abs=0.02)
     assert sum(found[0][1]) > -alone[0], "the rollouts serve the base model"
+
+
+def test_samples_of_more_adapters_than_rollouts_hold_are_of_their_own_adapter(connect):
+    texts = [list(f"{number} trains leave at {number + 3}.".encode()) for number in range(NUM_SLOTS + 2)]
+
+    def run(tokens: list[int]) -> None:
+        training = connect("ann").create_lora_training_client(base_model=NAME, rank=4, seed=5).result()
+        prompt, params = types.ModelInput.from_ints(tokens[:4]), types.SamplingParams(max_tokens=4, temperature=0)
+        for steps in (20, 20):
+            learn(training, steps, tokens)
+            sampler = training.save_weights_and_get_sampling_client().result()
+            expected = training.forward([sentence(tokens)], "cross_entropy").result().loss_fn_outputs[0]["logprobs"]
+            scored = [sampler.compute_logprobs(types.ModelInput.from_ints(tokens)) for _ in range(3)]
+            for each in scored:
+                assert each.result()[1:] == pytest.approx(expected.data, abs=0.05)
+        assert sampler.sample(prompt, 1, params).result().sequences[0].tokens == tokens[4:8]
+
+    with ThreadPoolExecutor(len(texts)) as pool:
+        list(pool.map(run, texts))
 
 
 def test_a_client_reaches_nothing_of_another(service, connect):

@@ -96,15 +96,17 @@ class RolloutClient:
         seed: int,
         affinity: Affinity | None = None,
         extra: Mapping[str, Any] = MappingProxyType({}),
+        adapter: Mapping[str, str] = MappingProxyType({}),
     ) -> Completion:
-        """`affinity`: that of the episode. `extra`: further sampling parameters of vLLM. Raise PromptTooLongError if
-        the prompt leaves no room for a token, and UserError for what vLLM refuses for another reason."""
+        """`affinity`: that of the episode. `extra`: further sampling parameters of vLLM. `adapter`: fields of the
+        request that choose one of several. Raise PromptTooLongError if the prompt leaves no room for a token, and
+        UserError for what vLLM refuses for another reason."""
         avoid, num_attempts = set[str](), 0
         failing_since: float | None = None
         while num_attempts < _MAX_ATTEMPTS:
             async with self.replicas.lease(avoid, affinity=affinity) as lease:
                 key = self.replicas.fleet.required_key
-                payload = generate.build_payload(token_ids, sampling, seed, key, self._special_ids)
+                payload = {**generate.build_payload(token_ids, sampling, seed, key, self._special_ids), **adapter}
                 payload["sampling_params"] |= extra
                 with traces.begin_attempt(f"http://{lease.address}", generate.PATH, num_attempts + 1) as span:
                     completion = await self._attempt(lease, payload, key, span)
@@ -118,9 +120,11 @@ class RolloutClient:
             f"a completion failed {_MAX_ATTEMPTS} times, on {len(avoid)} replicas; see the driver's log"
         )
 
-    async def score(self, token_ids: list[int], top_k: int = 0) -> NDArray[Any] | None:  # [tokens - 1]
-        """Return what generate.read_scores does; None if vLLM refuses to compute it."""
-        payload = generate.build_score_payload(token_ids, self.replicas.fleet.required_key, top_k)
+    async def score(
+        self, token_ids: list[int], top_k: int = 0, adapter: Mapping[str, str] = MappingProxyType({})
+    ) -> NDArray[Any] | None:  # [tokens - 1]
+        """Return what generate.read_scores does; None if vLLM refuses to compute it. `adapter`: as of `complete`."""
+        payload = {**generate.build_score_payload(token_ids, self.replicas.fleet.required_key, top_k), **adapter}
         return await self._post(generate.PATH, payload, lambda body: generate.read_scores(body, token_ids, top_k))
 
     async def tokenize(self, text: str) -> list[int] | None:

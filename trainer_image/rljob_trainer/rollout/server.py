@@ -37,9 +37,9 @@ from rljob_trainer.rollout.puller import ReplicaState, WeightPuller, serve_own_w
 from rljob_trainer.rollout.startup import StartupFields, parse_arguments, run_program, set_defaults, startup_errors
 from rljob_trainer.rollout.vllm_app import Serving, start_engine
 from rljob_trainer.rollout.weight_transfer import (
-    AdapterFolder,
     EngineLoader,
     WeightClient,
+    build_folders,
     build_lora_arguments,
     choose_level,
     find_head_url,
@@ -112,7 +112,7 @@ def build_arguments(
         on_gpu = rollout.gpus_per_replica > 0
         arguments += ["--enable-sleep-mode"] if on_gpu else ["--worker-cls", SLEEPING_CPU_WORKER]
     if lora := published_adapter(job.spec, config):
-        arguments += build_lora_arguments(lora)
+        arguments += build_lora_arguments(lora, job.spec.num_adapter_slots)
     elif job.spec.trains:
         # The first pull replaces all weights, so the checkpoint is not read (initial_weights).
         arguments += ["--load-format", "dummy"]
@@ -170,11 +170,11 @@ async def _serve(job: RLJob, args: Namespace, state: ReplicaState, lora: Lora | 
     engine = start_engine(args)
     try:
         app = await serving.build(engine)
-        adapter = AdapterFolder(open_scratch_folder(0), lora) if lora is not None else None
-        if adapter is not None:  # requests name the policy, and vLLM looks for adapters of this name first
+        adapters = build_folders(open_scratch_folder(0), lora, job.spec.num_adapter_slots) if lora is not None else []
+        for adapter in adapters:  # requests name the policy, and vLLM looks for adapters of this name first
             request = adapter.build_request()
             app.state.openai_serving_models.lora_requests[request.lora_name] = request
-        loader = EngineLoader(engine, find_update_mode(job.spec.schedule.type, job.spec.rollout.update_mode), adapter)
+        loader = EngineLoader(engine, find_update_mode(job.spec.schedule.type, job.spec.rollout.update_mode), adapters)
         naps = Naps(state, loader, choose_level(engine.vllm_config)) if contract.ENV_ENGINE in os.environ else None
         token, file = os.environ[contract.ENV_TOKEN], JobFile(Path(os.environ[contract.ENV_JOB_FILE]), job.spec)
         watch = build_watch(lambda: file.read_spec().hang_detection, engine, loader.exclusive.locked)

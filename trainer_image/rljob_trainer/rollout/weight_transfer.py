@@ -7,8 +7,9 @@ paused, even after an error; but never one whose cache is asleep.
 Some weights of an engine come from files, and no pull replaces them: by its settings, or those of the whole model in a
 job without a trainer. A sleep must keep them.
 
-With spec.trainer.lora.publish: adapter, there is one adapter, which every request uses. vLLM has one slot for it, and
-a weight update replaces its contents.
+With spec.trainer.lora.publish: adapter, vLLM has a slot for each adapter of the published file, and a weight update
+replaces the contents of those that have changed: one, which every request uses; or those of a service, of which a
+request names one, or none.
 """
 
 from __future__ import annotations
@@ -16,9 +17,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -32,7 +32,7 @@ from rljob_api.wire import contract
 from rljob_api.wire.contract import SERVED_MODEL_NAME
 from rljob_api.wire.discovery import listening_port, resolve
 from rljob_api.wire.driver_status import HungPart
-from rljob_api.wire.weights import PullReport, RolloutWeights, WeightManifest
+from rljob_api.wire.weights import PullReport, RolloutWeights, WeightManifest, adapter_name
 from rljob_inputs.models.config import publishes_adapter
 from rljob_trainer.rollout.download import Download, SharedDownload
 from rljob_trainer.weights.checksum import Digest
@@ -199,9 +199,9 @@ class EngineLoader:
     a failure, with UNVERIFIED.
     """
 
-    def __init__(self, engine: Any, update_mode: UpdateMode, adapter: AdapterFolder | None = None) -> None:
-        """`adapter`: where the engine finds the published adapters; None: whole weights are published."""
-        self._engine, self._adapter = engine, adapter
+    def __init__(self, engine: Any, update_mode: UpdateMode, adapters: Sequence[AdapterFolder] = ()) -> None:
+        """`adapters`: where the engine finds the published ones; empty: whole weights are published."""
+        self._engine, self._adapters = engine, adapters
         self._pause_mode, self._clears_cache = _PAUSES[update_mode]
         self._is_verified = False
         """Whether everything in the caches is of a published version. Requests are salted with theirs."""
@@ -256,9 +256,10 @@ class EngineLoader:
                 begin = time.perf_counter()  # it was generating until now
             record_draining(False)
             load_begin = time.perf_counter()
-            self._is_verified = False
+            keeps_others, self._is_verified = self._is_verified, False
             await engine.update_weight_version(UNVERIFIED)
-            checksum = str(sum(map(Digest.parse, await self._replace(path, manifest)), start=Digest()))
+            digests = await self._replace(path, manifest, keeps_others)
+            checksum = str(sum(map(Digest.parse, digests), start=Digest()))
             if checksum != manifest.checksum:
                 raise TransientError(f"the engine's digest is {checksum}, the publisher's {manifest.checksum}")
             await engine.update_weight_version(manifest.key)
@@ -289,13 +290,15 @@ class EngineLoader:
         if not self._is_cache_asleep:
             await self._engine.resume_generation()
 
-    async def _replace(self, path: Path | None, manifest: WeightManifest) -> list[str]:
-        """Replace the weights, or the adapter. Return the digest of each worker's part."""
+    async def _replace(self, path: Path | None, manifest: WeightManifest, keeps_others: bool) -> list[str]:
+        """Replace the weights, or the adapters; with `keeps_others` those that have changed. Return the digest of each
+        worker's part."""
         engine = self._engine
-        if self._adapter is not None:
+        if self._adapters:
             assert path is not None, "adapters are published as files"
-            self._adapter.place(path)
-            await engine.add_lora(self._adapter.build_request(reload=True))
+            for adapter in self._adapters:
+                if adapter.place(path) or not keeps_others:
+                    await engine.add_lora(adapter.build_request(reload=True))
             return await engine.collective_rpc("rljob_adapter_digest")
         await engine.start_weight_update()
         try:
@@ -330,40 +333,60 @@ def choose_level(config: VllmConfig) -> Level:
     return 1 if config.lora_config is not None or find_engine_reason(config, config.model_config) else 2
 
 
-_ID = 1
 _VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The values that --max-lora-rank accepts."""
 
 
 def published_adapter(spec: RLJobSpec, config: Mapping[str, Any]) -> Lora | None:
-    """Return the settings of the adapter that rollouts load; None if they load whole weights. `config`: config.json of
+    """Return the settings of the adapters that rollouts load; None if they load whole weights. `config`: config.json of
     the model."""
     return spec.trainer.lora if publishes_adapter(spec, config) else None
 
 
-def build_lora_arguments(lora: Lora) -> list[str]:
+def build_lora_arguments(lora: Lora, num_slots: int) -> list[str]:
     rank = next(rank for rank in _VLLM_RANKS if rank >= lora.rank)
-    return ["--enable-lora", "--max-loras", "1", "--max-lora-rank", str(rank)]
+    return ["--enable-lora", "--max-loras", str(max(1, num_slots)), "--max-lora-rank", str(rank)]
+
+
+def build_folders(folder: Path, lora: Lora, num_slots: int) -> list[AdapterFolder]:
+    """Return the folder of each published adapter. `num_slots`: of a service; 0: there is one adapter, for all."""
+    if not num_slots:
+        return [AdapterFolder(folder, lora)]
+    return [AdapterFolder(folder / str(number), lora, number) for number in range(1, num_slots + 1)]
 
 
 class AdapterFolder:
-    """peft's files of the adapter that the engine is to load."""
+    """peft's files of an adapter that the engine is to load."""
 
-    def __init__(self, folder: Path, lora: Lora) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, lora: Lora, slot: int = 0) -> None:
+        """`slot`: its number in a service, from 1; 0: it is the only one."""
+        self._tensors, self._slot = folder / "adapter_model.safetensors", slot
         # The published tensors have the scale alpha / rank already, so that the engine holds them bit for bit.
         config = {"peft_type": "LORA", "r": lora.rank, "lora_alpha": lora.rank, "target_modules": lora.target_modules}
+        folder.mkdir(exist_ok=True)
         (folder / "adapter_config.json").write_text(json.dumps(config))
 
-    def place(self, path: Path) -> None:
-        """Copy the published file at `path` to the folder's tensors: vLLM may keep them mapped, and the file gets other
-        versions."""
-        tensors = self._folder / "adapter_model.safetensors"
-        tensors.unlink(missing_ok=True)
-        shutil.copyfile(path, tensors)
+    def place(self, path: Path) -> bool:
+        """Copy the adapter from the published file at `path`: vLLM may keep its tensors mapped, and the file gets other
+        versions. Return whether they differ from those before."""
+        import torch
+        from safetensors import safe_open
+        from safetensors.torch import load_file, save_file
+
+        prefix = f"{adapter_name(self._slot)}." if self._slot else ""
+        with safe_open(path, "pt") as file:
+            names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118
+            tensors = {name.removeprefix(prefix): file.get_tensor(name) for name in names}
+            before = load_file(self._tensors) if self._tensors.exists() else {}
+            if before and all(torch.equal(tensor, before[name]) for name, tensor in tensors.items()):
+                return False
+            self._tensors.unlink(missing_ok=True)
+            save_file(tensors, self._tensors)
+        return True
 
     def build_request(self, *, reload: bool = False) -> LoRARequest:
         """Return vLLM's name for the adapter. `reload`: replace what is loaded."""
         from vllm.lora.request import LoRARequest
 
-        return LoRARequest(SERVED_MODEL_NAME, _ID, str(self._folder), load_inplace=reload)
+        name = adapter_name(self._slot) if self._slot else SERVED_MODEL_NAME
+        return LoRARequest(name, self._slot or 1, str(self._tensors.parent), load_inplace=reload)

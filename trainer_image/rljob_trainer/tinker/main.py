@@ -99,7 +99,7 @@ async def serve(environment: Environment, settings: Settings, on_ray: Callable[[
             reports=head.pulls,
             special_ids=model_settings.own.special_tokens,
             outages=head.outages,
-            spans_updates=False,
+            spans_updates=True,  # an update of the rollouts changes slots that no request uses
         )
         await rollouts.start()
         stack.push_async_callback(rollouts.close)
@@ -115,7 +115,7 @@ async def serve(environment: Environment, settings: Settings, on_ray: Callable[[
             is_paused=head.outages.is_open,
         )
         stack.push_async_callback(group.close)
-        sampler = Sampler(group, generation, rollouts, head.board)
+        sampler = Sampler(group, generation, rollouts, head.board, job.spec.num_adapter_slots)
         service = Service(
             group,
             sampler,
@@ -130,8 +130,7 @@ async def serve(environment: Environment, settings: Settings, on_ray: Callable[[
 
         async def answer() -> None:
             head.board.waits_for("waits for the rollouts")
-            async with sampler.holding(None):
-                pass
+            await sampler.start()
             url = await server.start(settings.host, settings.port)
             head.board.set_phase(SERVING)
             stack.enter_context(head.board.live(service.describe))

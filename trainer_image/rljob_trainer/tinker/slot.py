@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from rljob_api.wire.weights import WeightManifest
+from rljob_api.wire.weights import WeightManifest, adapter_name
 from rljob_trainer.policy import checkpoints, optimizer
 from rljob_trainer.policy.arrays import to_device
 from rljob_trainer.policy.layout import MicroBatch, RankRows, build_micro_batches
@@ -161,15 +161,29 @@ def write_adapter(rank: RankProcess, folder: Path, lora_rank: int) -> None:
     dist.barrier()
 
 
-def publish(rank: RankProcess, folder: Path | None, generation: str, version: int) -> WeightManifest | None:
-    """Make the adapter that was written to `folder` what rollouts load; None: one whose update is zero. Return None if
-    its files are gone: an error would end the ranks."""
+_PUBLISHED: dict[int, Mapping[str, Tensor]] = {}
+"""What each slot of the rollouts has, by its number from 1; on rank 0."""
+
+
+def publish(
+    rank: RankProcess, slots: int, slot: int, folder: Path | None, generation: str, version: int
+) -> WeightManifest | None:
+    """Put the adapter that was written to `folder` into one of the `slots` of the rollouts; None: one whose update is
+    zero, as those of slots that were never filled. Return None if its files are gone: an error would end the ranks."""
     transport = rank._transport
     assert isinstance(transport, FileTransport), "a service has rollouts of their own"
+    if dist.get_rank() != 0:
+        return None
+    empty = _read_adapter(rank.policy, None)
     try:
-        tensors = _read_adapter(rank.policy, folder) if dist.get_rank() == 0 else {}
+        _PUBLISHED[slot] = _read_adapter(rank.policy, folder)
     except FileNotFoundError:
         return None
+    tensors = {
+        f"{adapter_name(number)}.{name}": tensor
+        for number in range(1, slots + 1)
+        for name, tensor in _PUBLISHED.get(number, empty).items()
+    }
     return transport.publish(generation, version, Published.of(tensors))
 
 

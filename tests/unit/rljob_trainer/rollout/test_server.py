@@ -175,6 +175,13 @@ def test_published_adapters_get_one_slot_of_a_rank_that_vllm_knows(rank: int, li
     assert (_value(arguments, "--max-loras"), _value(arguments, "--max-lora-rank")) == ("1", limit)
 
 
+@pytest.mark.parametrize(("max_adapters", "slots"), [(1, "1"), (16, "8")])
+def test_rollouts_of_a_service_have_a_slot_for_each_adapter_up_to_a_limit(max_adapters: int, slots: str) -> None:
+    spec = {"model": {"source": "hf://o/m"}, "service": {"maxAdapters": max_adapters}}
+    job = RLJob.model_validate({"metadata": {"name": "j"}, "spec": spec})
+    assert _value(build_arguments(job, ENVIRONMENT, QWEN3), "--max-loras") == slots
+
+
 def test_checkpoint_is_read_only_if_pulls_do_not_replace_it() -> None:
     job = _job()
     assert _value(build_arguments(job, ENVIRONMENT, QWEN3), "--load-format") == "dummy"

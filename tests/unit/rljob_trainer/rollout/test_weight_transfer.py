@@ -12,14 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from aiohttp import web
+from safetensors.torch import load_file, save_file
 
 from rljob_api.errors import TransientError
 from rljob_api.manifest.roles import Lora
 from rljob_api.wire import contract
-from rljob_api.wire.weights import LocalFile, PullReport, WeightManifest
+from rljob_api.wire.weights import LocalFile, PullReport, WeightManifest, adapter_name
 from rljob_trainer.rollout import weight_transfer
-from rljob_trainer.rollout.weight_transfer import AdapterFolder, EngineLoader, WeightClient
+from rljob_trainer.rollout.weight_transfer import AdapterFolder, EngineLoader, WeightClient, build_folders
 from rljob_trainer.weights.checksum import Digest, hash_file
 from rljob_trainer.weights.mapped import MappedFile, boot_id
 from tests.support.loopback import next_address
@@ -280,7 +282,9 @@ def without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         weight_transfer, "_build_update", lambda path, manifest: f"{path or manifest.key} {manifest.digest_unit}"
     )
-    monkeypatch.setattr(AdapterFolder, "build_request", lambda _, *, reload: "reload" if reload else "")
+    monkeypatch.setattr(
+        AdapterFolder, "build_request", lambda self, *, reload: f"{self._tensors.parent.name}{' reload' * reload}"
+    )
 
 
 async def test_without_a_file_the_workers_get_the_version_from_their_ranks() -> None:
@@ -361,28 +365,51 @@ async def test_engine_is_resumed_if_it_cannot_even_pause() -> None:
     assert engine.calls[-1] == "resume_generation"
 
 
+def _write(path: Path, **tensors: float) -> None:
+    path.unlink(missing_ok=True)  # as the download of the next version does
+    save_file({name: torch.tensor([value]) for name, value in tensors.items()}, path)
+
+
 async def test_adapter_is_replaced_in_its_slot_and_read_back(tmp_path: Path) -> None:
     engine = Engine()
     published = tmp_path / "g-0.safetensors"
-    published.write_bytes(b"tensors")
-    (tmp_path / "adapter").mkdir()
-    adapter = AdapterFolder(tmp_path / "adapter", Lora(rank=4, alpha=8, targetModules=["q_proj"]))
-    loader = EngineLoader(engine, "keep", adapter)
-    for content in (b"tensors", b"newer"):
-        published.unlink()  # as the download of the next version does
-        published.write_bytes(content)
+    adapters = build_folders(tmp_path / "adapter", Lora(rank=4, alpha=8, targetModules=["q_proj"]), 0)
+    loader = EngineLoader(engine, "keep", adapters)
+    for value in (1.0, 2.0):
+        _write(published, q=value)
         await loader.load(published, PUBLISHED, _ignore)
-        assert (tmp_path / "adapter" / "adapter_model.safetensors").read_bytes() == content
+        assert load_file(tmp_path / "adapter" / "adapter_model.safetensors") == {"q": torch.tensor([value])}
     assert engine.calls[-6:] == [
         "pause_generation keep False",
         "update_weight_version unverified",
-        "add_lora reload",
+        "add_lora adapter reload",
         "collective_rpc rljob_adapter_digest",
         "update_weight_version g:0",
         "resume_generation",
     ]
     config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     assert (config["r"], config["lora_alpha"]) == (4, 4), "the published tensors have the scale already"
+
+
+async def test_of_several_adapters_those_that_changed_are_replaced_and_all_after_a_failure(tmp_path: Path) -> None:
+    engine = Engine()
+    published, first, second = tmp_path / "g-0.safetensors", adapter_name(1), adapter_name(2)
+    loader = EngineLoader(engine, "keep", build_folders(tmp_path, Lora(rank=4, targetModules=["q_proj"]), 2))
+
+    async def load(*values: float) -> list[str]:
+        del engine.calls[:]
+        _write(published, **{f"{first}.q": values[0], f"{second}.q": values[1]})
+        with contextlib.suppress(RuntimeError):
+            await loader.load(published, PUBLISHED, _ignore)
+        return [call.split()[1] for call in engine.calls if call.startswith("add_lora")]
+
+    assert await load(0.0, 0.0) == ["1", "2"]
+    assert await load(0.0, 3.0) == ["2"]
+    assert load_file(tmp_path / "2" / "adapter_model.safetensors") == {"q": torch.tensor([3.0])}
+    engine.fails_at = "add_lora"
+    assert await load(5.0, 3.0) == ["1"]
+    engine.fails_at = ""
+    assert await load(5.0, 3.0) == ["1", "2"], "what the failed update has left is not known"
 
 
 async def test_cache_wakes_after_the_digest_was_compared() -> None:

@@ -345,6 +345,11 @@ bench-distill: $(DEVELOP) ## What a teacher brings and costs: distillation, cros
 	$(BIN)/python examples/prepare.py distill
 	$(BIN)/python bench/distill.py $(ARGS)
 
+.PHONY: bench-service
+bench-service: $(DEVELOP) ## Samples/s of a training service with 8 clients, each with an adapter, over those of one (10 minutes)
+	$(BIN)/python examples/prepare.py quickstart
+	$(BIN)/python bench/service.py $(ARGS)
+
 .PHONY: bench-algorithms
 bench-algorithms: $(DEVELOP) ## The demo with each algorithm: held-out accuracy before and after (40 minutes)
 	$(BIN)/python examples/prepare.py quickstart

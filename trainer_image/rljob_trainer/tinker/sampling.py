@@ -34,7 +34,7 @@ class _Slot:
     adapter: Path | None = None
     """None: nothing of use."""
     version: int = 0
-    """Of the weights with which it got there."""
+    """The weights with which it got there."""
     num_running: int = 0
     last_use: int = 0
 

@@ -112,7 +112,7 @@ async def test_requests_of_several_adapters_run_at_once_and_each_is_published_on
     assert sorted(fleet.ran) == list(enumerate(wanted))
 
 
-async def test_a_slot_is_filled_anew_only_when_no_request_uses_it_and_the_oldest_use_goes_first(folders):
+async def test_a_slot_that_is_in_use_is_not_filled_anew(folders):
     fleet = Fleet()
     sampler, gate = fleet.sampler(), fleet.gates.setdefault(0, asyncio.Event())
     first = asyncio.create_task(sampler.sample(folders.a, ask(0)))

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.job import RLJob
 from rljob_api.run.folder import FILE_SERVICE
-from rljob_api.wire.contract import LABEL_ROLE
+from rljob_api.wire.contract import LABEL_ROLE, ExitCode
 from rljob_cli.check.device_fields import divide
 from rljob_cli.check.jobfile import apply_override
 from rljob_cli.check.waits import describe_end, find_ended_container, report
@@ -41,6 +41,8 @@ from rljob_inputs.hub import read_source, repository_name
 from rljob_inputs.machine.installation import describe_tracker, has_module, require
 
 _POLL_SECONDS = 0.2
+_MAX_HEADS = 6
+"""Heads that may end. A job's head.backoffLimit has the same."""
 _CPU_TOKENS = 2048
 _PATIENCE_SECONDS = 1800
 """The lowest limit of a call of the ranks: one may have a thousand times the tokens of those before."""
@@ -159,10 +161,12 @@ async def _wait_until_answers(cluster: LocalCluster, url: str, key: str) -> None
 
 
 def _check(cluster: LocalCluster) -> None:
-    """Raise the error of a part that the service cannot go on without. Rollouts are replaced."""
+    """Raise the error of a part that would only end again. The others are replaced, and the head goes on."""
     cluster.check()
-    for pod in cluster.store.pods.values():
-        if role_of(pod) in (HEAD, TRAINER) and (ended := find_ended_container(pod)):
+    ends = [(pod, ended) for pod in cluster.store.pods.values() if (ended := find_ended_container(pod))]
+    num_heads = sum(role_of(pod) == HEAD for pod, _ in ends)
+    for pod, ended in ends:
+        if role_of(pod) == HEAD and (ended["exitCode"] == ExitCode.USER or num_heads > _MAX_HEADS):
             raise TransientError(f"the service ended: {describe_end(pod, ended)}\nlogs: {cluster.paths.root / 'logs'}")
 
 

@@ -82,11 +82,12 @@ class Stream:
                         raise RefusedError(self.ended)
                     return await work()
                 finally:
-                    self._finish(number)  # so that the next command is in line when the turn is given
+                    self.finish(number)  # so that the next command is in line when the turn is given
         finally:
-            self._finish(number)
+            self.finish(number)
 
-    def _finish(self, number: int) -> None:
+    def finish(self, number: int) -> None:
+        """The command has ended; so has each lower one."""
         self._waiting.pop(number, None)
         self._next = max(self._next, number + 1)
         self._start()
@@ -110,8 +111,10 @@ class Stream:
 class Futures:
     """Results by the ids of their requests."""
 
-    def __init__(self) -> None:
-        self._tasks: dict[str, asyncio.Task[Result]] = {}
+    def __init__(self, on_drop: Callable[[str], None] = lambda _: None) -> None:
+        """`on_drop`: called for a result that was taken long ago."""
+        self._on_drop = on_drop
+        self._tasks: dict[str, asyncio.Future[Result]] = {}
         self._delivered: defaultdict[str, deque[str]] = defaultdict(deque)
         """By session."""
 
@@ -122,6 +125,11 @@ class Futures:
         """Do the work, unless it was begun before under this id."""
         if request_id not in self._tasks:
             self._tasks[request_id] = asyncio.create_task(work())
+
+    def put(self, request_id: str, result: Result) -> None:
+        """Take the result of work that was done before."""
+        self._tasks[request_id] = done = asyncio.get_running_loop().create_future()
+        done.set_result(result)
 
     async def wait(self, request_id: str, seconds: float) -> Result | None:
         """Return the result; None after `seconds`. Raise its error."""
@@ -137,7 +145,8 @@ class Futures:
         if request_id not in delivered:
             delivered.append(request_id)
         if len(delivered) > _NUM_KEPT:
-            self._tasks.pop(delivered.popleft(), None)
+            self._tasks.pop(delivered[0], None)
+            self._on_drop(delivered.popleft())
 
     def forget(self, session: str) -> None:
         """Drop what is done of a session, whose requests have ids that begin with its own."""

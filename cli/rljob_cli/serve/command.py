@@ -37,12 +37,13 @@ from rljob_cli.run import runfolder
 from rljob_core.backend import Manifest
 from rljob_core.children.common import HEAD, ROLLOUT, TRAINER
 from rljob_core.plan.job import new_random_token, render_children
+from rljob_core.plan.observed_job import container_statuses
 from rljob_inputs.hub import read_source, repository_name
 from rljob_inputs.machine.installation import describe_tracker, has_module, require
 
 _POLL_SECONDS = 0.2
-_MAX_HEADS = 6
-"""Heads that may end. A job's head.backoffLimit has the same."""
+_MAX_ENDS = 6
+"""Ends of heads and trainers that are restarted, as in a job's backoffLimit."""
 _CPU_TOKENS = 2048
 _PATIENCE_SECONDS = 1800
 """The lowest limit of a call of the ranks: one may have a thousand times the tokens of those before."""
@@ -138,7 +139,7 @@ async def _serve(
             await _wait_until_answers(cluster, url, next(iter(keys.values())))
         finally:
             waiting.cancel()
-        say(f"serves {name}; Ctrl-C stops it, and what save_state has not kept is lost. For a client:")
+        say(f"serves {name}; Ctrl-C stops it, and the next start goes on. For a client:")
         say(f"export TINKER_BASE_URL={url}")
         for client, key in keys.items():
             say(f"export TINKER_API_KEY={key}{f'  # {client}' if len(keys) > 1 else ''}")
@@ -161,12 +162,13 @@ async def _wait_until_answers(cluster: LocalCluster, url: str, key: str) -> None
 
 
 def _check(cluster: LocalCluster) -> None:
-    """Raise the error of a part that would only end again. The others are replaced, and the head goes on."""
+    """Raise the error of a part that would only end again. Others are replaced, and the service goes on."""
     cluster.check()
-    ends = [(pod, ended) for pod in cluster.store.pods.values() if (ended := find_ended_container(pod))]
-    num_heads = sum(role_of(pod) == HEAD for pod, _ in ends)
+    pods = [pod for pod in cluster.store.pods.values() if role_of(pod) in (HEAD, TRAINER)]
+    ends = [(pod, ended) for pod in pods if (ended := find_ended_container(pod))]
+    num_ends = sum(max(1, *(each["restartCount"] for each in container_statuses(pod))) for pod, _ in ends)
     for pod, ended in ends:
-        if role_of(pod) == HEAD and (ended["exitCode"] == ExitCode.USER or num_heads > _MAX_HEADS):
+        if ended["exitCode"] == ExitCode.USER or num_ends > _MAX_ENDS:
             raise TransientError(f"the service ended: {describe_end(pod, ended)}\nlogs: {cluster.paths.root / 'logs'}")
 
 

@@ -50,7 +50,7 @@ class RunningService:
 
     @property
     def head_log(self) -> str:
-        """Of all heads, in their order."""
+        """The logs of all heads, in their order."""
         logs = sorted((self.folder / "runs").glob("*/logs/*-head-*.log"))
         return "".join(log.read_text(errors="replace") for log in logs)
 

@@ -30,24 +30,30 @@ def client(service: RunningService) -> Iterator[tinker.ServiceClient]:
     client.close("success").result()
 
 
-def train(service: RunningService, client: tinker.ServiceClient, disturb: Callable[[Any], None]) -> Run:
+def train(service: RunningService, client: tinker.ServiceClient, disturb: Callable[[], None]) -> Run:
     """Return the loss of each step, the number of its update, and the weights after the last one. `disturb`: called
-    with the commands of a step that are under way."""
+    while commands of a step are under way. They follow a state that was loaded from a path, where there is another one
+    meanwhile."""
     training = client.create_lora_training_client(base_model=NAME, rank=4, seed=7).result()
     losses, updates = list[float](), list[float]()
     for step in range(STEPS):
         forward, update = training.forward_backward([sentence()], "cross_entropy"), training.optim_step(ADAM)
         if step == STEPS // 2:
-            disturb(forward)
+            disturb()
         losses.append(forward.result().metrics["loss:sum"])
         updates.append(update.result().metrics["num_updates"])
+        if step == 0:
+            path = training.save_state("early").result().path
+            training.load_state_with_optimizer(path).result()
+        elif step == 1:
+            training.save_state("early", overwrite=True).result()
     path = training.save_weights_for_sampler("last").result().path
     return losses, updates, load_file(service.checkpoint("ann", path) / "adapter_model.safetensors")
 
 
 @pytest.fixture(scope="module")
 def undisturbed(service: RunningService, client: tinker.ServiceClient) -> Run:
-    return train(service, client, lambda _: None)
+    return train(service, client, lambda: None)
 
 
 @pytest.mark.parametrize("name", ["ray::RankProcess", "rljob_trainer.tinker"], ids=["a rank", "the head"])
@@ -55,7 +61,7 @@ def test_a_loop_has_the_same_losses_and_weights_whatever_dies(name, service, cli
     sampler = client.create_sampling_client(base_model=NAME).result()
     expected, samples = sampler.sample(PROMPT, 1, ANSWER).result(), list[Future[Any]]()
 
-    def kill(_: Any) -> None:
+    def kill() -> None:
         samples.append(sampler.sample(PROMPT, 1, ANSWER))
         service.kill(name)
 

@@ -4,18 +4,16 @@
     snapshot of a model --> cut: what it covers is needed no more, but for results that a client may ask for
 
 Invariants: what a client was told is in the file. Of a model, the file has its snapshot, each request since then that
-changes it, and its last request.
+changes it, and the results of its last commands.
 """
 
 import json
 import sqlite3
 import zlib
-from collections.abc import Callable
-from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from rljob_trainer.tinker.streams import Result
+from rljob_trainer.tinker.streams import NUM_KEPT, Result
 
 _SCHEMA = """
 PRAGMA locking_mode = EXCLUSIVE;
@@ -26,15 +24,11 @@ CREATE TABLE IF NOT EXISTS snapshots (owner PRIMARY KEY, number, rank, name);
 """
 """The lock is exclusive since a volume of a network has no shared memory, which the log needs otherwise."""
 _TABLES = ("entries", "snapshots")
-_FORGET = (
-    "DELETE FROM entries WHERE owner = ?1 AND number = ?2 AND number > 0 AND body = x'' "
-    "AND number < (SELECT max(number) FROM entries WHERE owner = ?1)"
-)
-"""The last request of a model stays: it says with which number the next one comes."""
+_UP_TO = "WHERE owner = ? AND number BETWEEN 1 AND ?"
+"""Commands of a model. Number 0, which creates it, stays."""
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """A request that was accepted."""
 
     owner: str
@@ -48,14 +42,13 @@ class Entry:
     """None: it has not ended."""
 
 
-@dataclass(frozen=True)
-class Snapshot:
+class Snapshot(NamedTuple):
     number: int
-    """Of the last command that it has."""
+    """The last command that it has."""
     rank: int
-    """Of the adapter."""
+    """The adapter's."""
     name: str
-    """Of its folder."""
+    """Its folder's."""
 
 
 class Journal:
@@ -73,8 +66,8 @@ class Journal:
 
     def read(self) -> list[Entry]:
         """Return the entries in the order in which they were added."""
-        rows = self._db.execute("SELECT owner, number, client, path, body, result FROM entries ORDER BY rowid")
-        return [Entry(o, n, c, p, body, json.loads(r) if isinstance(r, str) else r) for o, n, c, p, body, r in rows]
+        rows = map(Entry._make, self._db.execute("SELECT * FROM entries ORDER BY rowid"))
+        return [row._replace(result=json.loads(row.result)) if isinstance(row.result, str) else row for row in rows]
 
     def read_snapshots(self) -> dict[str, Snapshot]:
         """Return the snapshots by model."""
@@ -86,23 +79,19 @@ class Journal:
         self._write(("INSERT OR IGNORE INTO entries VALUES (?, ?, ?, ?, ?, NULL)", values))
 
     def finish(self, owner: str, number: int, result: Result, *, changes: bool) -> None:
-        """`changes`: whether the model's state comes from this command, too."""
+        """Add the result of a command, and drop old ones. `changes`: whether the model's state comes from it, too."""
         values = (result if isinstance(result, bytes) else json.dumps(result), changes, owner, number)
-        self._write(("UPDATE entries SET result = ?, body = iif(?, body, x'') WHERE owner = ? AND number = ?", values))
-
-    def cut(self, model: str, snapshot: Snapshot, is_kept: Callable[[str], bool]) -> None:
-        """Drop what the snapshot has. `is_kept`: whether the result of a request is."""
-        numbers = "WHERE owner = ? AND number BETWEEN 1 AND ? AND result IS NOT NULL"
-        found = self._db.execute(f"SELECT number FROM entries {numbers}", (model, snapshot.number)).fetchall()
         self._write(
-            ("INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?, ?)", (model, *astuple(snapshot))),
-            (f"UPDATE entries SET body = x'' {numbers}", (model, snapshot.number)),
-            *((_FORGET, (model, number)) for (number,) in found if not is_kept(f"{model}:{number}")),
+            ("UPDATE entries SET result = ?, body = iif(?, body, x'') WHERE owner = ? AND number = ?", values),
+            (f"DELETE FROM entries {_UP_TO} AND body = x''", (owner, number - NUM_KEPT)),
         )
 
-    def forget(self, owner: str, number: int) -> None:
-        """Drop a result, whose request may be needed still."""
-        self._write((_FORGET, (owner, number)))
+    def cut(self, model: str, snapshot: Snapshot) -> None:
+        """Drop the requests that the snapshot has."""
+        self._write(
+            ("INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?, ?)", (model, *snapshot)),
+            (f"UPDATE entries SET body = x'' {_UP_TO}", (model, snapshot.number)),
+        )
 
     def drop(self, owner: str) -> None:
         """Drop a model or a sampler, or a session with all that is its own."""

@@ -5,8 +5,8 @@
 
 A model that the ranks do not have is made again, before its next command, from its snapshot and the commands since.
 They lose all models when one of them dies, and a new program has the journal alone. Invariants: a command of a model
-runs while the ranks hold its adapter, and with what all commands before have made of it, each applied once. A client
-reaches only what its own sessions have made.
+runs while the ranks hold its adapter, to which each command before was applied once. A client reaches only what its own
+sessions have made.
 """
 
 import asyncio
@@ -51,13 +51,13 @@ _FACTS = "tinker.json"
 """In the folder of a checkpoint, once it is complete."""
 _KINDS = {"weights": "save_state", "sampler_weights": "save_weights_for_sampler"}
 _UNNAMED = "unnamed-"
-"""Names begin so that a service gives to weights."""
+"""Names that the service gives to weights begin so."""
 _SNAPSHOTS = ".snapshots"
 """Folder of the models' snapshots, beside those of clients."""
 _REPLAY_SECONDS = 60.0
 """A model gets a snapshot once the commands since its last one have taken so long."""
 _NUM_TRIES = 3
-"""Of a command. One whose ranks die each time is taken to be the reason."""
+"""Tries to run a command. One whose ranks die each time is taken to be the reason."""
 _PAUSE_SECONDS = 5.0
 """Between tries to write the result of a command."""
 _REQUESTS: dict[str, type[BaseModel]] = {
@@ -157,7 +157,7 @@ class Service:
         self._ended: dict[str, str] = {}
         """Why a model is no longer here, by its id."""
         self._turns = Turns()
-        self.futures = Futures(self._forget)
+        self.futures = Futures()
         self.failure = ""
         """Why all requests fail from now on; empty while the service runs."""
 
@@ -189,9 +189,7 @@ class Service:
             self._dispatch(entry.client, entry.path, entry.body)
         else:
             if entry.number == 0 and snapshot is not None:
-                model = Model(
-                    entry.owner, self._find_session(entry.client, session_id), snapshot.rank, Stream(self._turns)
-                )
+                model = Model(entry.owner, self._sessions[session_id], snapshot.rank, Stream(self._turns))
                 model.snapshot = self._snapshots(model) / snapshot.name
                 model.stream.finish(snapshot.number)
                 self._models[model.id] = model
@@ -269,8 +267,7 @@ class Service:
             model.group = None  # unless all of this succeeds
             await group.call(slot.load, folder, facts["rank"], request.optimizer)
             # The client may write other weights to the path. This command has no result yet.
-            snapshot = Snapshot((request.seq_id or 0) - 1, facts["rank"], secrets.token_hex(4))
-            await self._save_snapshot(model, group, snapshot)
+            await self._save_snapshot(model, group, (request.seq_id or 0) - 1, facts["rank"])
             model.group, model.has_gradient = group, False
             return {"type": "load_weights", "path": request.path, "model_id": model.id}
 
@@ -337,10 +334,9 @@ class Service:
                 return {"type": "save_weights_for_sampler", "path": path}
             for each in self._list_unnamed(model)[:-_NUM_UNNAMED]:
                 await asyncio.to_thread(shutil.rmtree, each, ignore_errors=True)
-            session_id = model.session.id
-            body = {"session_id": session_id, "sampling_session_seq_id": sampler, "model_path": path}
-            made = self.accept(model.session.client, "create_sampling_session", json.dumps(body).encode())
-            return {"type": "save_weights_for_sampler", "sampling_session_id": made["sampling_session_id"]}
+            body = {"session_id": model.session.id, "sampling_session_seq_id": sampler, "model_path": path}
+            made = self.accept(client, "create_sampling_session", json.dumps(body).encode())
+            return made | {"type": "save_weights_for_sampler"}
 
         return self._begin(client, request.model_id, request.seq_id, work)
 
@@ -439,7 +435,8 @@ class Service:
             if number == 0:  # the ranks may hold what another model has left
                 self._end(model, f"{model.id} could not be created: {error}")
             result = describe_error(error)
-        changes = changes and not (isinstance(result, dict) and result.get("category") == "server")
+        if isinstance(result, dict) and result.get("category") == "server":
+            model.group, changes = None, False  # what it did is undone
         if changes:
             model.redo[number] = work
             model.seconds += self._clock() - started
@@ -447,8 +444,7 @@ class Service:
         is_due = model.seconds >= _REPLAY_SECONDS and not model.has_gradient
         if is_due and model.group is not None and model.id in self._models:
             try:
-                snapshot = Snapshot(number, model.rank, secrets.token_hex(4))
-                await self._save_snapshot(model, model.group, snapshot)
+                await self._save_snapshot(model, model.group, number, model.rank)
             except Exception:
                 log.exception("model %s has no new snapshot; the next command tries again", model.id)
         return result
@@ -461,10 +457,6 @@ class Service:
             except sqlite3.OperationalError as error:
                 log.error("the journal cannot be written: %s", error)
                 await asyncio.sleep(_PAUSE_SECONDS)
-
-    def _forget(self, request_id: str) -> None:
-        owner, _, number = request_id.rpartition(":")
-        self._journal.forget(owner, int(number))
 
     async def _try(
         self, work: Callable[[TrainerGroup, Sampler], Coroutine[Any, Any, Result]], num_tries: float
@@ -498,14 +490,15 @@ class Service:
                 await model.redo[number](model, group)
         model.group = group
 
-    async def _save_snapshot(self, model: Model, group: TrainerGroup, snapshot: Snapshot) -> None:
-        """Keep the model as it is now, and nothing of what was before."""
-        folder = self._snapshots(model) / snapshot.name
+    async def _save_snapshot(self, model: Model, group: TrainerGroup, number: int, rank: int) -> None:
+        """Keep the model as it is now, and nothing of what was before. `number`: of its last command."""
+        name = secrets.token_hex(4)
+        folder = self._snapshots(model) / name
         folder.parent.mkdir(parents=True, exist_ok=True)
         await group.save(folder)
         await group.saved()
-        self._journal.cut(model.id, snapshot, self.futures.__contains__)
-        model.snapshot, model.rank, model.seconds = folder, snapshot.rank, 0.0
+        self._journal.cut(model.id, Snapshot(number, rank, name))
+        model.snapshot, model.rank, model.seconds = folder, rank, 0.0
         model.redo.clear()
         for each in folder.parent.iterdir():
             if each != folder:

@@ -17,7 +17,7 @@ from rljob_trainer.tinker.wire import RefusedError
 Result = bytes | dict[str, Any]
 """A message, or a JSON object."""
 Work = Callable[[], Coroutine[Any, Any, Result]]
-_NUM_KEPT = 256
+NUM_KEPT = 256
 """Results that are kept of a session after its client has got them: the answer may be lost on its way."""
 
 
@@ -111,9 +111,7 @@ class Stream:
 class Futures:
     """Results by the ids of their requests."""
 
-    def __init__(self, on_drop: Callable[[str], None] = lambda _: None) -> None:
-        """`on_drop`: called for a result that was taken long ago."""
-        self._on_drop = on_drop
+    def __init__(self) -> None:
         self._tasks: dict[str, asyncio.Future[Result]] = {}
         self._delivered: defaultdict[str, deque[str]] = defaultdict(deque)
         """By session."""
@@ -144,9 +142,8 @@ class Futures:
         delivered = self._delivered[request_id.partition(":")[0]]
         if request_id not in delivered:
             delivered.append(request_id)
-        if len(delivered) > _NUM_KEPT:
-            self._tasks.pop(delivered[0], None)
-            self._on_drop(delivered.popleft())
+        if len(delivered) > NUM_KEPT:
+            self._tasks.pop(delivered.popleft(), None)
 
     def forget(self, session: str) -> None:
         """Drop what is done of a session, whose requests have ids that begin with its own."""

@@ -54,15 +54,21 @@ def test_the_service_takes_the_heads_place_and_there_are_no_rewards():
     assert head["command"][:3] == ["python", "-m", "rljob_trainer.tinker"]
 
 
-def test_the_end_of_a_part_has_its_exit_code():
+def test_a_part_that_ends_is_replaced_until_it_ends_too_often():
     state = {"terminated": {"exitCode": 137, "message": "joining the head"}}
-    status = {"phase": "Failed", "containerStatuses": [{"name": "trainer", "state": state}]}
+    container: dict[str, Any] = {"name": "trainer", "state": state, "restartCount": 6}
+    status = {"phase": "Failed", "containerStatuses": [container]}
     metadata = {"name": "s-trainer-0", "labels": {"rljob.dev/role": "trainer"}}
     pods = {"s-trainer-0": {"metadata": metadata, "spec": {}, "status": status}}
     cluster: Any = SimpleNamespace(
         check=lambda: None, store=SimpleNamespace(pods=pods), paths=SimpleNamespace(root=Path("/r"))
     )
+    command._check(cluster)
+    container["restartCount"] = 7
     with pytest.raises(TransientError, match="the service ended: trainer of s-trainer-0 ended with exit code 137"):
+        command._check(cluster)
+    container["restartCount"], state["terminated"]["exitCode"] = 0, 78
+    with pytest.raises(TransientError, match="ended with exit code 78"):
         command._check(cluster)
 
 

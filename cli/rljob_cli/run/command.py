@@ -216,7 +216,7 @@ class Run:
             return
         keys = service.derive_keys(self._served.token)
         name = service.model_name or name_model(self._job.spec.model.source)
-        self._output.say(f"serves {name}; Ctrl-C stops it, and what save_state has not kept is lost. For a client:")
+        self._output.say(f"serves {name}; Ctrl-C stops it, and the next start goes on. For a client:")
         self._output.say(f"export TINKER_BASE_URL=http://{self._served.address}")
         for client, key in keys.items():
             self._output.say(f"export TINKER_API_KEY={key}{f'  # {client}' if len(keys) > 1 else ''}")

@@ -75,15 +75,11 @@ def print_logs(folder: Path, role: str | None, tail: int | None, *, follow: bool
 
 
 def stop_run(folder: Path, output: str) -> int:
-    is_service = (folder / FILE_SERVICE).exists()
+    command = "serve" if (folder / FILE_SERVICE).exists() else "run"
     if (process := find_process(folder)) is None:
-        command = "serve" if is_service else "run"
         raise UserError(f"{folder}: is not in progress; the `rljob {command}` that started it resumes it")
     os.kill(process, signal.SIGINT)
-    then = "the same `rljob run` resumes from its last checkpoint"
-    if is_service:
-        then = "what save_state has not kept is lost"
-    message = f"{folder} is being stopped, as by Ctrl-C; {then}"
+    message = f"{folder} is being stopped, as by Ctrl-C; the same `rljob {command}` goes on from what it kept"
     if output == "json":
         print_json({"message": message})
     else:

@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.support.local_run import DEADLINE_SECONDS, RLJOB
@@ -17,6 +18,13 @@ from tests.support.waiting import wait_for
 
 NAME = "Qwen/Qwen3-8B"
 """A name of the cookbook's table of models, by which it chooses how to render conversations."""
+
+
+def _read_name(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return ""
 
 
 class RunningService:
@@ -42,8 +50,15 @@ class RunningService:
 
     @property
     def head_log(self) -> str:
-        [log] = (self.folder / "runs").glob("*/logs/*-head-*.log")
-        return log.read_text(errors="replace")
+        """The logs of all heads, in their order."""
+        logs = sorted((self.folder / "runs").glob("*/logs/*-head-*.log"))
+        return "".join(log.read_text(errors="replace") for log in logs)
+
+    def kill(self, name: str) -> None:
+        """End the first process of this name at once."""
+        found = [each for each in psutil.Process(self.process.pid).children(recursive=True) if name in _read_name(each)]
+        assert found, f"there is no process {name}"
+        found[0].kill()
 
     def find(self, pattern: str) -> str:
         found = re.search(pattern, self.text)

@@ -310,9 +310,17 @@ class TrainerGroup:
         self._kill()
         raise error
 
-    async def wait_until_ended(self) -> None:
-        """Wait until its ranks are ended, by `close` or since a call failed."""
+    @property
+    def has_ended(self) -> bool:
+        """Whether its ranks are ended, by `close` or since a call failed."""
+        return self._ended.is_set()
+
+    async def wait_until_ended(self) -> NoReturn:
+        """Raise TrainerGroupDiedError once it has ended."""
         await self._ended.wait()
+        error = TrainerGroupDiedError("a call of the ranks failed")
+        error.lost_node = await has_lost_node(self._nodes)
+        raise error
 
     async def close(self) -> None:
         """End every rank, and with rank 0 the weight server. Idempotent."""

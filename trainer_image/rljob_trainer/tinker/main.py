@@ -2,8 +2,9 @@
 
     settings, environment --> Ray, ranks, rollouts --> the model without an adapter is published --> clients
 
-When a part fails that the service needs, its clients get the reason for some seconds, and it ends with this reason.
-Invariant: Ray's environment is set before the first import of Ray.
+Ranks that die are started again, within the trainer's backoff limit. With an error that only the user can fix, clients
+get the reason for some seconds, and the program ends; with another one it ends at once, and the next program goes on
+from the journal. Invariant: Ray's environment is set before the first import of Ray.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ import logging
 import os
 import secrets
 import signal
+import time
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -28,6 +30,8 @@ from rljob_inputs.models.architectures import text_config
 from rljob_inputs.models.config import publishes_adapter
 from rljob_inputs.models.own_settings import ModelSettings, load_model_settings
 from rljob_trainer.concurrency import run_with_watcher
+from rljob_trainer.driver.ports import TrainerGroupDiedError
+from rljob_trainer.driver.rank_failures import RankFailureLog
 from rljob_trainer.failures.configuration import explain_end
 from rljob_trainer.head.environment import Environment, read_environment
 from rljob_trainer.head.main import force_exit_after
@@ -79,6 +83,7 @@ async def serve(environment: Environment, settings: Settings, on_ray: Callable[[
     from rljob_trainer.ranks.group import TrainerGroup
     from rljob_trainer.replicas.http import open_session
     from rljob_trainer.replicas.rollout_client import RolloutClient
+    from rljob_trainer.tinker.journal import Journal
     from rljob_trainer.tinker.sampling import Sampler
     from rljob_trainer.tinker.server import TinkerServer
     from rljob_trainer.tinker.service import Service
@@ -103,50 +108,74 @@ async def serve(environment: Environment, settings: Settings, on_ray: Callable[[
         )
         await rollouts.start()
         stack.push_async_callback(rollouts.close)
-        generation = secrets.token_hex(4)
-        group = await TrainerGroup.start(
-            job,
-            model=head.environment.model,
-            run=files.folder,
-            generation=generation,
-            checkpoint=None,
-            report=head.board.waits_for,
-            pace=head.pace,
-            is_paused=head.outages.is_open,
-        )
-        stack.push_async_callback(group.close)
-        sampler = Sampler(group, generation, rollouts, head.board, job.spec.num_adapter_slots)
+        root = environment.run_dir / FOLDER
+        max_rank = job.spec.trainer.lora.rank if job.spec.trainer.lora else 0
+        journal = Journal(root / "journal.sqlite", f"{environment.job.spec.model.source} {max_rank}")
+        stack.callback(journal.close)
         service = Service(
-            group,
-            sampler,
+            journal,
             name=settings.name,
             tokenizer=repository_name(head.environment.model),
             limits=limits,
-            max_rank=job.spec.trainer.lora.rank if job.spec.trainer.lora else 0,
+            max_rank=max_rank,
             max_adapters=settings.max_adapters,
-            root=environment.run_dir / FOLDER,
+            root=root,
         )
-        server = TinkerServer(service, settings.keys)
+        server, failures = TinkerServer(service, settings.keys), RankFailureLog(job.spec.trainer)
+        stack.push_async_callback(server.close)
+        is_open = service.restore()
 
-        async def answer() -> None:
-            head.board.waits_for("waits for the rollouts")
-            await sampler.start()
-            url = await server.start(settings.host, settings.port)
+        async def open_server() -> None:
+            log.info("serves %s at %s", settings.name, await server.start(settings.host, settings.port))
             head.board.set_phase(SERVING)
             stack.enter_context(head.board.live(service.describe))
-            log.info("serves %s at %s", settings.name, url)
-            await group.wait_until_ended()  # by a call that failed, whose client has the reason
-            raise TransientError("a rank of the trainer died")
 
-        async def watch() -> None:
-            await run_with_watcher(group.watch(), watch_ray())
+        async def run_ranks() -> None:
+            generation = secrets.token_hex(4)
+            group = await TrainerGroup.start(
+                job,
+                model=head.environment.model,
+                run=files.folder,
+                generation=generation,
+                checkpoint=None,
+                report=head.board.waits_for,
+                pace=head.pace,
+                is_paused=head.outages.is_open,
+            )
+            try:
+                sampler = Sampler(group, generation, rollouts, head.board, job.spec.num_adapter_slots)
+                await run_with_watcher(work(group, sampler), group.watch())
+            finally:
+                await group.close()
 
-        stack.push_async_callback(server.close)
+        async def work(group: TrainerGroup, sampler: Sampler) -> None:
+            nonlocal is_open
+            await service.use(group, sampler)
+            head.board.waits_for("waits for the rollouts")
+            await sampler.start()
+            head.board.waits_for("")
+            if not is_open:
+                await open_server()
+            is_open = True
+            await group.wait_until_ended()
+
+        async def keep_ranks() -> None:
+            while True:
+                try:
+                    await run_ranks()
+                except TrainerGroupDiedError as error:
+                    log.warning("%s; the ranks start again", error)
+                    failures.record(error, time.monotonic())
+                    failures.check(error, time.monotonic())
+
         try:
-            await run_with_watcher(answer(), watch())
+            if is_open:  # clients of an earlier program wait
+                await open_server()
+            await run_with_watcher(keep_ranks(), watch_ray())
         except RLJobError as error:
-            service.failure = f"the service has ended: {error}; start it again, and load what save_state kept"
-            await asyncio.sleep(_TELL_SECONDS)
+            if not isinstance(error, TransientError):  # else the program starts again, and its clients try again
+                service.failure = f"the service has ended: {error}; start it again"
+                await asyncio.sleep(_TELL_SECONDS)
             raise
 
 

@@ -7,16 +7,15 @@ again. Invariant: every request is answered, and none with a stack trace.
 import hmac
 import json
 import logging
+import sqlite3
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from aiohttp import web
-from pydantic import BaseModel
-from tinker import types
 from tinker.types.future_retrieve_request import FutureRetrieveRequest
 
 from rljob_api.errors import UserError
-from rljob_trainer.tinker.service import Service, UnknownError
+from rljob_trainer.tinker.service import NOT_SUPPORTED, GoneError, Service, UnknownError
 from rljob_trainer.tinker.streams import Result
 from rljob_trainer.tinker.wire import RefusedError, parse
 
@@ -26,7 +25,6 @@ _POLL_SECONDS = 20.0
 """For which a result is waited for; the SDK waits 45 s for the answer."""
 _MAX_BODY_BYTES = 256 << 20
 _API = "/api/v1/"
-_UNSUPPORTED = "{0.method} {0.path} is not supported by this service; see docs/training-service.md"
 _PROTOBUF = "application/x-protobuf"
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _CLIENT = web.RequestKey("client", str)
@@ -37,19 +35,6 @@ class TinkerServer:
         """`keys`: returns those of clients, by their names."""
         self._service, self._keys = service, keys
         app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[self._guard])
-        for path, kind, answer in (
-            ("create_session", types.CreateSessionRequest, service.create_session),
-            ("session_heartbeat", types.SessionHeartbeatRequest, service.heartbeat),
-            ("create_model", types.CreateModelRequest, service.create_model),
-            ("get_info", types.GetInfoRequest, service.get_info),
-            ("optim_step", types.OptimStepRequest, service.optim_step),
-            ("save_weights", types.SaveWeightsRequest, service.save_weights),
-            ("save_weights_for_sampler", types.SaveWeightsForSamplerRequest, service.save_weights_for_sampler),
-            ("load_weights", types.LoadWeightsRequest, service.load_weights),
-            ("create_sampling_session", types.CreateSamplingSessionRequest, service.create_sampling_session),
-            ("asample", types.SampleRequest, service.sample),
-        ):
-            app.router.add_post(_API + path, self._serve(kind, answer))
         for path, fixed in (
             ("client/config", {}),
             ("client/dynamic_config", {}),
@@ -58,12 +43,11 @@ class TinkerServer:
             app.router.add_post(_API + path, _answer_with(fixed))
         app.router.add_get(_API + "healthz", _answer_with({"status": "ok"}))
         app.router.add_get(_API + "get_server_capabilities", _answer_with(service.describe_server()))
-        app.router.add_post(_API + "forward_backward", self._forward_backward)
         app.router.add_post(_API + "retrieve_future", self._retrieve)
         app.router.add_post(_API + "weights_info", self._weights_info)
         app.router.add_get(_API + "samplers/{id}", self._get_sampler)
         app.router.add_post(_API + "sessions/{id}/finish", self._finish)
-        app.router.add_post(_API + "{path:.+}", self._refuse_path)
+        app.router.add_post(_API + "{path:.+}", self._accept)
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
 
     async def start(self, host: str, port: int) -> str:
@@ -95,31 +79,26 @@ class TinkerServer:
             return await handler(request)
         except UnknownError as error:
             return _refuse(404, str(error))
+        except GoneError as error:
+            return _refuse(410, str(error))
         except (RefusedError, ValueError) as error:
             return _refuse(400, str(error))
         except web.HTTPException as error:
             known = error.status not in (404, 405)
-            return _refuse(error.status, error.reason) if known else _refuse(400, _UNSUPPORTED.format(request))
+            return (
+                _refuse(error.status, error.reason)
+                if known
+                else _refuse(400, f"{request.method} {request.path} {NOT_SUPPORTED}")
+            )
+        except sqlite3.Error as error:  # such as a full disk: the SDK tries again
+            return _refuse(503, f"the journal cannot be written: {error}")
         except Exception:
             log.exception("the service failed to answer %s", request.path)
             return _refuse(400, "the service failed; see its log")  # the SDK would repeat one with 500 for minutes
 
-    def _serve(self, kind: type[BaseModel], answer: Callable[[str, Any], dict[str, Any]]) -> _Handler:
-        async def handle(request: web.Request) -> web.Response:
-            body = await request.json()
-            try:
-                return _write(answer(request[_CLIENT], parse(kind, body)))
-            except RefusedError as error:
-                return _write(self._service.refuse(request[_CLIENT], body, error))
-
-        return handle
-
-    async def _refuse_path(self, request: web.Request) -> web.Response:
-        error = RefusedError(_UNSUPPORTED.format(request))
-        return _write(self._service.refuse(request[_CLIENT], await request.json(), error))
-
-    async def _forward_backward(self, request: web.Request) -> web.Response:
-        return _write(self._service.forward_backward(request[_CLIENT], await request.read()))
+    async def _accept(self, request: web.Request) -> web.Response:
+        body = await request.read()
+        return _write(self._service.accept(request[_CLIENT], request.match_info["path"], body))
 
     async def _weights_info(self, request: web.Request) -> web.Response:
         path = str((await request.json()).get("tinker_path"))

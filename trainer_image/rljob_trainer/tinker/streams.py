@@ -17,7 +17,7 @@ from rljob_trainer.tinker.wire import RefusedError
 Result = bytes | dict[str, Any]
 """A message, or a JSON object."""
 Work = Callable[[], Coroutine[Any, Any, Result]]
-_NUM_KEPT = 256
+NUM_KEPT = 256
 """Results that are kept of a session after its client has got them: the answer may be lost on its way."""
 
 
@@ -82,11 +82,12 @@ class Stream:
                         raise RefusedError(self.ended)
                     return await work()
                 finally:
-                    self._finish(number)  # so that the next command is in line when the turn is given
+                    self.finish(number)  # so that the next command is in line when the turn is given
         finally:
-            self._finish(number)
+            self.finish(number)
 
-    def _finish(self, number: int) -> None:
+    def finish(self, number: int) -> None:
+        """The command has ended; so has each lower one."""
         self._waiting.pop(number, None)
         self._next = max(self._next, number + 1)
         self._start()
@@ -111,7 +112,7 @@ class Futures:
     """Results by the ids of their requests."""
 
     def __init__(self) -> None:
-        self._tasks: dict[str, asyncio.Task[Result]] = {}
+        self._tasks: dict[str, asyncio.Future[Result]] = {}
         self._delivered: defaultdict[str, deque[str]] = defaultdict(deque)
         """By session."""
 
@@ -122,6 +123,11 @@ class Futures:
         """Do the work, unless it was begun before under this id."""
         if request_id not in self._tasks:
             self._tasks[request_id] = asyncio.create_task(work())
+
+    def put(self, request_id: str, result: Result) -> None:
+        """Take the result of work that was done before."""
+        self._tasks[request_id] = done = asyncio.get_running_loop().create_future()
+        done.set_result(result)
 
     async def wait(self, request_id: str, seconds: float) -> Result | None:
         """Return the result; None after `seconds`. Raise its error."""
@@ -136,7 +142,7 @@ class Futures:
         delivered = self._delivered[request_id.partition(":")[0]]
         if request_id not in delivered:
             delivered.append(request_id)
-        if len(delivered) > _NUM_KEPT:
+        if len(delivered) > NUM_KEPT:
             self._tasks.pop(delivered.popleft(), None)
 
     def forget(self, session: str) -> None:

@@ -106,9 +106,9 @@ def test_suspend_stops_a_run_in_progress_as_ctrl_c_does(run, monkeypatch):
     monkeypatch.setattr(local, "find_process", lambda folder: 7)
     code, output = rljob("suspend", "sums")
     assert (code, killed) == (0, [(7, signal.SIGINT)])
-    assert "the same `rljob run` resumes from its last checkpoint" in output
+    assert "the same `rljob run` goes on from what it kept" in output
     (run / "service.json").touch()
-    assert "what save_state has not kept is lost" in rljob("suspend", "sums")[1]
+    assert "the same `rljob serve` goes on from what it kept" in rljob("suspend", "sums")[1]
 
 
 @pytest.mark.parametrize("command", ["resume", "restart"])

@@ -15,6 +15,7 @@ from tinker.proto.request_conv import forward_backward_request_to_proto
 from rljob_api.errors import TransientError
 from rljob_api.wire.driver_status import SERVING, DriverStatus
 from rljob_trainer.tinker import slot
+from rljob_trainer.tinker.journal import Journal
 from rljob_trainer.tinker.service import Service, UnknownError
 from rljob_trainer.tinker.wire import ModelLimits, RefusedError
 
@@ -33,6 +34,7 @@ class Group:
         self.holds: list[tuple[str, str, list[str]]] = []
         self.error: Exception | None = None
         self.norm = 0.5
+        self.has_ended = False
 
     async def call(self, function: Any, *arguments: Any) -> list[Any]:
         if self.error is not None:
@@ -55,6 +57,9 @@ class Group:
 
     async def saved(self) -> None: ...
 
+    async def wait_until_ended(self) -> None:
+        await asyncio.Event().wait()
+
 
 class Samples:
     def __init__(self) -> None:
@@ -68,9 +73,9 @@ class Samples:
 class Bench:
     def __init__(self, root: Path, group: Group | None = None, max_rank: int = 16, max_adapters: int = 8) -> None:
         self.now, self.group, self.samples = 0.0, group or Group(), Samples()
+        self.journal = Journal(root / "journal.sqlite", f"{NAME} {max_rank}")
         self.service = Service(
-            self.group,  # type: ignore[arg-type]
-            self.samples,  # type: ignore[arg-type]
+            self.journal,
             name=NAME,
             tokenizer=NAME,
             limits=ModelLimits(8, 100),
@@ -79,10 +84,14 @@ class Bench:
             root=root,
             clock=lambda: self.now,
         )
+        self.service._ranks = self.group, self.samples  # type: ignore[assignment]
 
     def session(self, client: str = "ann") -> str:
         request = types.CreateSessionRequest(tags=[], user_metadata=None, sdk_version="0.38")
         return str(self.service.create_session(client, request)["session_id"])
+
+    def heartbeat(self, client: str, session: str) -> None:
+        self.service.session_heartbeat(client, types.SessionHeartbeatRequest(session_id=session))
 
     async def result(self, answer: dict[str, Any], client: str = "ann") -> Any:
         found = await self.service.retrieve(client, answer["request_id"], 5.0)
@@ -285,7 +294,9 @@ async def test_a_client_reaches_nothing_of_another(bench):
     bob = bench.session("bob")
     for attempt in (
         lambda: bench.step(model, 3, "bob"),
-        lambda: bench.service.heartbeat("bob", types.SessionHeartbeatRequest(session_id=model.partition(":")[0])),
+        lambda: bench.service.session_heartbeat(
+            "bob", types.SessionHeartbeatRequest(session_id=model.partition(":")[0])
+        ),
         lambda: bench.service.describe_weights("bob", saved["path"]),
         lambda: bench.service.load_weights(
             "bob", types.LoadWeightsRequest(session_id=bob, model_seq_id=0, path=saved["path"], optimizer=False)
@@ -325,6 +336,7 @@ async def test_a_state_stays_until_the_one_in_its_place_is_complete(bench):
 
     bench.group.saved = fail
     assert "no space left" in (await bench.result(bench.save(model, 2, "one", overwrite=True)))["error"]
+    del bench.group.saved
     request = types.LoadWeightsRequest(session_id=bench.session(), model_seq_id=0, path=saved["path"], optimizer=True)
     assert (await bench.result(bench.service.load_weights("ann", request)))["model_id"]
 
@@ -338,11 +350,12 @@ async def test_state_is_saved_by_name_and_loaded_into_a_new_model(bench, tmp_pat
     assert "path" in await bench.result(bench.save(model, 3, "one", overwrite=True))
     request = types.LoadWeightsRequest(session_id=bench.session(), model_seq_id=0, path=saved["path"], optimizer=True)
     loaded = await bench.result(bench.service.load_weights("ann", request))
-    name, folder, rank, with_optimizer = bench.group.calls[-1]
+    name, folder, rank, with_optimizer = bench.group.calls[-2]  # before the snapshot
     assert (name, rank, with_optimizer) == ("load", 4, True)
     assert (folder / "tinker.json").is_file()
     info = bench.service.get_info("ann", types.GetInfoRequest(model_id=loaded["model_id"]))
     assert (info["lora_rank"], info["model_data"]["tokenizer_id"]) == (4, NAME)
+    bench.journal.close()
     other = Bench(tmp_path, max_rank=32)
     request = types.LoadWeightsRequest(session_id=other.session(), model_seq_id=0, path=saved["path"], optimizer=True)
     with pytest.raises(RefusedError, match="was saved by a service with --max-rank 16"):
@@ -387,7 +400,7 @@ async def test_a_sampler_keeps_the_weights_that_it_was_created_for(bench):
             prompt=prompt, sampling_params=params, sampling_session_id=sampler, seq_id=0, num_samples=2
         )
         for _ in range(2):
-            answer = bench.service.sample("ann", request)
+            answer = bench.service.asample("ann", request)
             assert len(set(answer["sample_sequence_ids"])) == 2
             assert await bench.result(answer) == b"samples"
     first, second, third = bench.samples.adapters
@@ -405,9 +418,8 @@ async def test_unnamed_weights_are_kept_for_the_last_samplers_alone(bench, monke
 
 async def test_weights_without_a_name_replace_none_that_a_client_has_named(bench):
     model = await bench.model()
-    await bench.result(bench.save_for_sampler(model, 1, path="unnamed-2"))
-    refused = await bench.result(bench.save_for_sampler(model, 2, sampling_session_seq_id=0))
-    assert "name: unnamed-2 exists" in refused["error"]
+    refused = await bench.result(bench.save_for_sampler(model, 1, path="unnamed-2"))
+    assert "name: unnamed- is what weights without a name begin with" in refused["error"]
 
 
 async def test_sessions_that_ended_are_forgotten(bench):
@@ -415,7 +427,7 @@ async def test_sessions_that_ended_are_forgotten(bench):
     bench.now = 200.0
     bench.session()
     with pytest.raises(UnknownError, match="is not known: the service was started again, or it has ended"):
-        bench.service.heartbeat("ann", types.SessionHeartbeatRequest(session_id=old))
+        bench.heartbeat("ann", old)
 
 
 async def test_a_result_that_is_not_known_says_so(bench):

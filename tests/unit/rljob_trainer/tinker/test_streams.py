@@ -183,7 +183,7 @@ async def test_a_result_that_is_not_there_yet_is_none():
 
 
 async def test_old_results_are_dropped_once_they_were_taken(monkeypatch):
-    monkeypatch.setattr(streams, "_NUM_KEPT", 2)
+    monkeypatch.setattr(streams, "NUM_KEPT", 2)
     futures = Futures()
 
     async def work() -> streams.Result:

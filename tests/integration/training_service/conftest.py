@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.support.local_run import DEADLINE_SECONDS, RLJOB
@@ -42,8 +43,8 @@ class RunningService:
 
     @property
     def head_log(self) -> str:
-        [log] = (self.folder / "runs").glob("*/logs/*-head-*.log")
-        return log.read_text(errors="replace")
+        logs = sorted((self.folder / "runs").glob("*/logs/*-head-*.log"))
+        return logs[-1].read_text(errors="replace")
 
     def find(self, pattern: str) -> str:
         found = re.search(pattern, self.text)
@@ -59,6 +60,14 @@ class RunningService:
     def environment(self, client: str) -> dict[str, str]:
         given = {"TINKER_BASE_URL": self.url, "TINKER_API_KEY": self.keys[client], "TINKER_TELEMETRY": "0"}
         return {**os.environ, **given}
+
+    def kill_head(self) -> None:
+        [head] = [
+            each
+            for each in psutil.Process(self.process.pid).children(recursive=True)
+            if each.cmdline()[1:] == ["-m", "rljob_trainer.tinker"]
+        ]
+        head.kill()
 
     def close(self) -> None:
         self.process.terminate()  # Ctrl-C is ignored where a shell started the tests in the background

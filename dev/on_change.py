@@ -108,7 +108,7 @@ def _choose(node: Schema, name: str, index: int) -> Any:
     if "properties" in node:
         return {each: _choose(node["properties"][each], each, 0) for each in node.get("required", ())}
     if choices := json.loads(_VALUES).get(name, node.get("enum")):
-        return choices[index]
+        return choices[min(index, len(choices) - 1)]
     if inner := node.get("additionalProperties"):
         return {"a": _choose(inner, name, index)}
     if "items" in node:

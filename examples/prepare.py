@@ -167,6 +167,7 @@ MODELS_OF_EXAMPLE = {
     "self-play": [SMOLLM2],
     "retrieval": [SMOLLM2],
     "distill": [SMOLLM2, SUMS],
+    "service": [],
     "shared": [TINY],
     "shared-reward": [TINY, TINY_REWARD],
     "mixture": [TINY],

@@ -89,9 +89,13 @@ IMMUTABLE: Final = (
     *map(_unchanged_unless_suspended, ("trainer.replicas", "trainer.gpusPerReplica", "rollout.placement")),
     ClusterRule(
         "service",
-        "is immutable in maxRank, and can be neither added nor removed; create a new RLJob instead",
-        "has(self.service) == has(oldSelf.service) && "
-        "(!has(self.service) || self.service.maxRank == oldSelf.service.maxRank)",
+        "is immutable in whether it is set; create a new RLJob instead",
+        "has(self.service) == has(oldSelf.service)",
+    ),
+    ClusterRule(
+        "service.maxRank",
+        "is immutable; create a new RLJob instead",
+        "!has(self.service) || self.service.maxRank == oldSelf.service.maxRank",
     ),
     ClusterRule(
         "rewards",

@@ -425,5 +425,5 @@ class Scheduling(Spec):
     force_delete_after_seconds: int | None = Field(default=None, ge=10, le=MAX_SECONDS)
     """Seconds after the grace period of a Pod when the operator deletes it by force, because its node does not confirm
     its end. Null: never; a lost node then stops the job until someone acts. A partitioned node may still run the Pod,
-    so set it only where that cannot happen, or does no harm (docs/lifecycle.md, A lost node). May change at any time.
-    Needs the right to delete Pods (chart: features.forceDeletion)."""
+    so set it only where that cannot happen, or does no harm (docs/lifecycle.md, A lost node). May change while the job
+    runs. Needs the right to delete Pods (chart: features.forceDeletion)."""

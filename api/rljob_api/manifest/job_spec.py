@@ -93,7 +93,7 @@ class JobSpec(PodSettings):
     checkpoint: sections.Checkpoint = sections.Checkpoint()
     tracking: sections.Tracking = sections.Tracking()
     tracing: sections.Tracing | None = None
-    """Traces of episodes. Null: none. A change restarts the head and the servers that it traces."""
+    """Traces of episodes. Null: none."""
     scheduling: sections.Scheduling = sections.Scheduling()
     suspend: bool = False
     """Whether the job is suspended. true deletes the Pods and keeps the checkpoint; false resumes from it."""
@@ -107,7 +107,7 @@ class JobSpec(PodSettings):
     suspended, or waiting for an outage to end does not count. Null: as long as the job's own steps allow."""
     outage_seconds: int = Field(default=21600, ge=0, le=sections.MAX_SECONDS)
     """Seconds for which the job waits for a service that fails all requests: a reward, a judge, a runner, the hub, the
-    checkpoint's volume. Then it fails. May change while a job that trains runs, also while it waits."""
+    checkpoint's volume. Then it fails. May change while the job runs."""
     hang_detection: sections.HangDetection = sections.HangDetection()
     ttl_seconds_after_finished: int | None = Field(default=None, ge=0, le=sections.MAX_SECONDS)
     """Seconds after the end when the RLJob is deleted. Null: never."""

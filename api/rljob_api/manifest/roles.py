@@ -371,12 +371,12 @@ class RolloutRole(Role):
     or download. device, with placement trainer: each rank hands them to the replicas on its GPU, without a file;
     without GPUs, through shared memory. No run on a GPU has shown device yet, so it is a choice. auto: device with
     placement trainer and GPUs, unless replicas load an adapter, the weights have another form in a checkpoint, or CUDA
-    cannot share memory, as under WSL2; else file. A change holds from the next start of the trainer."""
+    cannot share memory, as under WSL2; else file."""
     stall_timeout_seconds: int = Field(default=600, ge=1)
     """Seconds without a new token after which a generation request is retried on another replica. It does not limit the
     whole request. While it produces tokens for other requests, the replica stays in use."""
     startup_timeout_seconds: int | None = Field(default=None, ge=10, le=86400)
     """Seconds from the start of a replica's container until vLLM listens; then the container restarts. Null: 600, and
-    4200 for a model of the Hub. A change restarts the rollouts."""
+    4200 for a model of the Hub."""
     extra_args: list[PathText] = Field(default=[], max_length=64)
     """Additional arguments of vLLM's API server."""

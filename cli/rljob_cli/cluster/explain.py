@@ -8,6 +8,7 @@ from datetime import datetime
 
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.status import RLJobStatus
+from rljob_api.wire.driver_status import SERVING
 from rljob_cli.cluster.explanation import Explanation, InvalidSamples, PodProblem, RoleReport, WarningEvent
 from rljob_cli.cluster.formatting import (
     describe_pod,
@@ -145,6 +146,8 @@ def _other_conditions(status: RLJobStatus) -> list[tuple[str, str]]:
 
 def _describe_progress(status: RLJobStatus, now: datetime) -> str:
     progress = status.progress
+    if progress.phase == SERVING and status.phase == "Running":
+        return f"serves {progress.waits_for}"
     if not progress.total_steps:
         return ""
     parts = [f"step {progress.step}/{progress.total_steps}"]

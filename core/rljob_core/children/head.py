@@ -99,7 +99,7 @@ def _build_parts(job: RLJob, token: str, defaults: Defaults, models: Mapping[str
         command=["python", "-m", "rljob_trainer.tinker" if spec.service else "rljob_trainer.head"],
         labels=build_selector(job, HEAD),
         config=read,
-        read_again=_READ_AGAIN if spec.trains else {},
+        read_again=_READ_AGAIN if spec.trains and not spec.service else {},
         ports={"ray": contract.PORT_RAY, "driver": contract.PORT_DRIVER, "run-files": contract.PORT_RUN_FILES}
         | ({"gateway": contract.PORT_GATEWAY} if spec.agent.is_hosted else {})
         | ({"clients": contract.PORT_CLIENTS} if spec.service else {}),

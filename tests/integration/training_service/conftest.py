@@ -75,6 +75,14 @@ class RunningService:
         given = {"TINKER_BASE_URL": self.url, "TINKER_API_KEY": self.keys[client], "TINKER_TELEMETRY": "0"}
         return {**os.environ, **given}
 
+    def kill_head(self) -> None:
+        [head] = [
+            each
+            for each in psutil.Process(self.process.pid).children(recursive=True)
+            if each.cmdline()[1:] == ["-m", "rljob_trainer.tinker"]
+        ]
+        head.kill()
+
     def close(self) -> None:
         self.process.terminate()  # Ctrl-C is ignored where a shell started the tests in the background
         self.process.wait(DEADLINE_SECONDS)

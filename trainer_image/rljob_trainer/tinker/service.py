@@ -241,7 +241,8 @@ class Service:
         now, models = self._clock(), self._models.values()
         clients = {each.client for each in self._sessions.values() if each.is_alive(now)}
         num_busy = sum(each.stream.is_busy for each in models)
-        served = f"{len(clients)} clients, {len(models)} adapters, {num_busy} busy"
+        counts = {"client": len(clients), "adapter": len(models)}.items()
+        served = ", ".join([*(f"{count} {name}{'s' * (count != 1)}" for name, count in counts), f"{num_busy} busy"])
         return status.model_copy(update={"waits_for": status.waits_for or served})
 
     def create_model(self, client: str, request: types.CreateModelRequest) -> dict[str, Any]:

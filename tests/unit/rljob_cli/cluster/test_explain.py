@@ -233,6 +233,14 @@ def test_roles_have_the_images_that_they_run() -> None:
     assert any(line.split() == ["head", "0/1", "ready", "rljob/trainer:0.1.0"] for line in lines)
 
 
+def test_a_service_is_explained_by_whom_it_serves() -> None:
+    manifest = job(data=None, rewards=[], service={})
+    manifest["status"]["progress"] = {"phase": "serving", "waitsFor": "2 clients, 3 adapters, 1 busy"}
+    assert explain(JobObservation(manifest)).progress == "serves 2 clients, 3 adapters, 1 busy"
+    manifest["status"]["phase"] = "Suspended"
+    assert explain(JobObservation(manifest)).progress == ""
+
+
 def test_job_without_progress_names_who_hangs_since_when_and_what_is_done() -> None:
     manifest = job(message="all Pods are ready")
     message = "trainer: rank 3 hangs since 2026-01-01T00:00:00Z (limit 60 s); update; it is replaced"

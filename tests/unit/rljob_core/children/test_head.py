@@ -3,7 +3,8 @@
 import base64
 import json
 
-from rljob_core.children import build_children
+from rljob_core.backend import key_of
+from rljob_core.children import build_children, keep
 from rljob_core.defaults import DEFAULTS
 from tests.support.job_simulation import make_job, make_service_job
 
@@ -83,3 +84,7 @@ def test_other_clients_restart_nothing_and_other_limits_the_head_alone():
         before = read_annotations(kind, name)
         assert read_annotations(kind, name, clients=["ann"]) == before
         assert (read_annotations(kind, name, maxAdapters=2) == before) is (name != "head")
+    children = build_children(make_service_job(), "token", DEFAULTS)
+    later = build_children(make_service_job(outageSeconds=60), "token", DEFAULTS)
+    old, new = ({key_of(child): child for child in each if child["kind"] == "Job"} for each in (children, later))
+    assert not keep.find_unchanged(new, old), "it does not read the file again, as a driver does"

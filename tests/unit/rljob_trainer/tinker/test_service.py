@@ -138,9 +138,10 @@ def single(tmp_path):
 
 async def test_the_status_says_whom_the_service_serves(bench):
     await bench.model("ann")
+    status = DriverStatus(phase=SERVING)
+    assert bench.service.describe(status).waits_for == "1 client, 1 adapter, 0 busy"
     await bench.model("bob")
     bench.session("bob")
-    status = DriverStatus(phase=SERVING)
     assert bench.service.describe(status).waits_for == "2 clients, 2 adapters, 0 busy"
     bench.now = 1000.0
     assert bench.service.describe(status).waits_for == "0 clients, 2 adapters, 0 busy"

@@ -132,7 +132,7 @@ class Ranks:
     async def saved(self) -> None:
         await self.step()
 
-    async def wait_until_ended(self) -> None:
+    async def wait_until_ended(self, _: float) -> None:
         await self.end.wait()
         raise TrainerGroupDiedError("a rank died")
 

@@ -134,7 +134,8 @@ def test_a_recipe_does_not_notice_what_dies(recipe, recipes, service):
             wait_for(lambda before=before: service.head_log.count(": update ") > before, "an update")
             service.kill(name)
 
-    settings = ("batch_size=2", "group_size=8", "max_tokens=16") if recipe == "rl_loop" else ("batch_size=4",)
+    rl = ("batch_size=2", "group_size=8", "max_tokens=16", "loss_fn=importance_sampling")
+    settings = rl if recipe == "rl_loop" else ("batch_size=4",)
     with ThreadPoolExecutor() as pool:
         disturbing = pool.submit(disturb)
         saved, _ = recipes.run(recipe, "lora_rank=4", *settings, steps=6)

@@ -152,8 +152,8 @@ class Service:
         """The model whose adapter the ranks hold."""
         self._request: tuple[str, str, bytes] | None = None
         """Client, path and body of the one that is being accepted."""
-        self._known: dict[str, Result] = {}
-        """Results from before this program, of the request that is read from the journal."""
+        self._known: dict[str, Result | None] = {}
+        """The result, by its id, of the request that is read from the journal; None: it has none yet."""
         self._ended: dict[str, str] = {}
         """Why a model is no longer here, by its id."""
         self._turns = Turns()
@@ -183,16 +183,13 @@ class Service:
         session_id = entry.owner.partition(":")[0]
         if entry.path == "create_session":
             self._sessions[session_id] = Session(session_id, entry.client, self._clock())
-        elif entry.result is None:
-            self._dispatch(entry.client, entry.path, entry.body)
-        elif entry.body and (snapshot is None or entry.number > snapshot.number):
-            self._known[f"{entry.owner}:{entry.number}"] = entry.result
+        elif entry.result is None or entry.body:
+            self._known = {f"{entry.owner}:{entry.number}": entry.result}
             self._dispatch(entry.client, entry.path, entry.body)
         else:
             if entry.number == 0 and snapshot is not None:
                 model = Model(entry.owner, self._sessions[session_id], snapshot.rank, Stream(self._turns))
                 model.snapshot = self._snapshots(model) / snapshot.name
-                model.stream.finish(snapshot.number)
                 self._models[model.id] = model
             self._recall(self._find_model(entry.client, entry.owner), entry.number, entry.result)
 
@@ -505,7 +502,7 @@ class Service:
         folder.parent.mkdir(parents=True, exist_ok=True)
         await group.save(folder)
         await group.saved()
-        self._journal.cut(model.id, Snapshot(number, rank, name))
+        self._journal.cut(model.id, number, Snapshot(rank, name))
         model.snapshot, model.rank, model.seconds = folder, rank, 0.0
         model.redo.clear()
         for each in folder.parent.iterdir():

@@ -37,12 +37,16 @@ class RunningService:
             port = probe.getsockname()[1]
         command = [RLJOB, "serve", self.model, "--name", NAME, "--gpus", "0", "--ranks", "2", "--max-rank", "32"]
         command += ["--port", str(port), "--dir", folder / "runs", "--client", "ann", "--client", "bob"]
-        with self.log.open("w") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-        wait_for(lambda: "# bob" in self.text or self.process.poll() is not None, "the start of the service")
-        assert self.process.poll() is None, self.text
+        self.command = command
+        self.start()
         self.url = str(self.find(r"TINKER_BASE_URL=(\S+)"))
         self.keys = {name: str(self.find(rf"TINKER_API_KEY=(\S+)  # {name}")) for name in ("ann", "bob")}
+
+    def start(self) -> None:
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(self.command, stdout=log, stderr=subprocess.STDOUT)
+        wait_for(lambda: "# bob" in self.text or self.process.poll() is not None, "the start of the service")
+        assert self.process.poll() is None, self.text
 
     @property
     def text(self) -> str:
@@ -50,7 +54,7 @@ class RunningService:
 
     @property
     def head_log(self) -> str:
-        """The logs of all heads, in their order."""
+        """The logs of all heads of the last start, in their order."""
         logs = sorted((self.folder / "runs").glob("*/logs/*-head-*.log"))
         return "".join(log.read_text(errors="replace") for log in logs)
 

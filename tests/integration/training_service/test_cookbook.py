@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from tinker import types
 
 from rljob_service.pool.requirements import find_uv
 from tests.integration.training_service.conftest import NAME, RunningService
-from tests.support.waiting import DEADLINE_SECONDS
+from tests.support.waiting import DEADLINE_SECONDS, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.packages]
 
@@ -76,10 +77,10 @@ class Recipes:
     def __init__(self, packages: Path, workspace: Path, service: RunningService) -> None:
         self.packages, self.workspace, self.service = packages, workspace, service
 
-    def run(self, recipe: str, *settings: str) -> tuple[str, list[float]]:
+    def run(self, recipe: str, *settings: str, steps: int = STEPS) -> tuple[str, list[float]]:
         """Return the path of the weights that it saved, and the norms of the gradients of its updates."""
         module, log = f"tinker_cookbook.recipes.{recipe}", self.workspace / "log"
-        common = (f"model_name={NAME}", f"max_steps={STEPS}", "learning_rate=1e-3", f"log_path={log}")
+        common = (f"model_name={NAME}", f"max_steps={steps}", "learning_rate=1e-3", f"log_path={log}")
         environment = {"PYTHONPATH": str(self.packages), "HF_DATASETS_CACHE": str(self.workspace / "cache")}
         done = subprocess.run(
             [sys.executable, "-m", module, *common, *settings],
@@ -122,6 +123,27 @@ def test_a_recipe_changes_the_weights(recipe, settings, recipes):
     saved, norms = recipes.run(recipe, "lora_rank=4", *settings)
     assert len(norms) >= (STEPS if recipe == "sl_loop" else 1)
     assert all(norm > 0 for norm in norms)
+    assert recipes.has_changed(saved)
+
+
+@pytest.mark.parametrize("recipe", ["sl_loop", "rl_loop"])
+def test_a_recipe_does_not_notice_what_dies(recipe, recipes, service):
+    def disturb() -> None:
+        for name in ("ray::RankProcess", "VLLM::EngineCore", "rljob_trainer.tinker"):
+            before = service.head_log.count(": update ")
+            wait_for(lambda before=before: service.head_log.count(": update ") > before, "an update")
+            service.kill(name)
+
+    rl = ("batch_size=2", "group_size=8", "max_tokens=16", "loss_fn=importance_sampling")
+    settings = rl if recipe == "rl_loop" else ("batch_size=4",)
+    with ThreadPoolExecutor() as pool:
+        disturbing = pool.submit(disturb)
+        saved, _ = recipes.run(recipe, "lora_rank=4", *settings, steps=6)
+        disturbing.result()
+    model = saved.removeprefix("tinker://").partition("/")[0]
+    updates = [int(each) for each in re.findall(rf"model {re.escape(model)}: update (\d+)", service.head_log)]
+    assert set(updates) == set(range(1, updates[-1] + 1)), "what was done again has the same numbers"
+    assert updates[-1] == 6 or recipe == "rl_loop", "a step was lost, or applied twice"
     assert recipes.has_changed(saved)
 
 

@@ -56,14 +56,17 @@ def undisturbed(service: RunningService, client: tinker.ServiceClient) -> Run:
     return train(service, client, lambda: None)
 
 
-@pytest.mark.parametrize("name", ["ray::RankProcess", "rljob_trainer.tinker"], ids=["a rank", "the head"])
+@pytest.mark.parametrize("name", ["ray::RankProcess", "rljob_trainer.tinker", "all"])
 def test_a_loop_has_the_same_losses_and_weights_whatever_dies(name, service, client, undisturbed):
     sampler = client.create_sampling_client(base_model=NAME).result()
     expected, samples = sampler.sample(PROMPT, 1, ANSWER).result(), list[Future[Any]]()
 
     def kill() -> None:
         samples.append(sampler.sample(PROMPT, 1, ANSWER))
-        service.kill(name)
+        if name != "all":
+            return service.kill(name)
+        service.close()
+        service.start()
 
     losses, updates, weights = train(service, client, kill)
     assert losses == undisturbed[0]

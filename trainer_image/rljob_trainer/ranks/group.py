@@ -315,11 +315,11 @@ class TrainerGroup:
         """Whether its ranks are ended, by `close` or since a call failed."""
         return self._ended.is_set()
 
-    async def wait_until_ended(self) -> NoReturn:
-        """Raise TrainerGroupDiedError once it has ended."""
+    async def wait_until_ended(self, settle_seconds: float = SETTLE_SECONDS) -> NoReturn:
+        """Raise TrainerGroupDiedError once it has ended. `settle_seconds`: see has_lost_node."""
         await self._ended.wait()
         error = TrainerGroupDiedError("a call of the ranks failed")
-        error.lost_node = await has_lost_node(self._nodes)
+        error.lost_node = await has_lost_node(self._nodes, settle_seconds)
         raise error
 
     async def close(self) -> None:

@@ -20,12 +20,11 @@ PRAGMA locking_mode = EXCLUSIVE;
 PRAGMA journal_mode = WAL;
 PRAGMA synchronous = FULL;
 CREATE TABLE IF NOT EXISTS entries (owner, number, client, path, body BLOB, result, PRIMARY KEY (owner, number));
-CREATE TABLE IF NOT EXISTS snapshots (owner PRIMARY KEY, number, rank, name);
+CREATE TABLE IF NOT EXISTS snapshots (owner PRIMARY KEY, rank, name);
 """
 """The lock is exclusive since a volume of a network has no shared memory, which the log needs otherwise."""
 _TABLES = ("entries", "snapshots")
-_UP_TO = "WHERE owner = ? AND number BETWEEN 1 AND ?"
-"""Commands of a model. Number 0, which creates it, stays."""
+_UP_TO = "WHERE owner = ? AND number <= ?"
 
 
 class Entry(NamedTuple):
@@ -43,8 +42,6 @@ class Entry(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    number: int
-    """The last command that it has."""
     rank: int
     """The adapter's."""
     name: str
@@ -83,14 +80,14 @@ class Journal:
         values = (result if isinstance(result, bytes) else json.dumps(result), changes, owner, number)
         self._write(
             ("UPDATE entries SET result = ?, body = iif(?, body, x'') WHERE owner = ? AND number = ?", values),
-            (f"DELETE FROM entries {_UP_TO} AND body = x''", (owner, number - NUM_KEPT)),
+            (f"DELETE FROM entries {_UP_TO} AND number > 0 AND body = x''", (owner, number - NUM_KEPT)),
         )
 
-    def cut(self, model: str, snapshot: Snapshot) -> None:
-        """Drop the requests that the snapshot has."""
+    def cut(self, model: str, number: int, snapshot: Snapshot) -> None:
+        """Drop the requests that the snapshot has: those up to a number."""
         self._write(
-            ("INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?, ?)", (model, *snapshot)),
-            (f"UPDATE entries SET body = x'' {_UP_TO}", (model, snapshot.number)),
+            ("INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?)", (model, *snapshot)),
+            (f"UPDATE entries SET body = x'' {_UP_TO}", (model, number)),
         )
 
     def drop(self, owner: str) -> None:

@@ -75,8 +75,6 @@ _REQUESTS: dict[str, type[BaseModel]] = {
 }
 """By path, which is the name of a method here."""
 NOT_SUPPORTED = "is not supported by this service; see docs/training-service.md"
-_NOT_KEPT = ("session_heartbeat", "get_info", "asample")
-"""What a new program need not know. The SDK sends a sample again whose result is gone."""
 
 
 class UnknownError(RefusedError):
@@ -153,8 +151,10 @@ class Service:
         """Other ranks have come."""
         self._held: tuple[TrainerGroup | None, str] = (None, "")
         """The model whose adapter the ranks hold."""
-        self._known: dict[str, Result] = {}
-        """Results from before this program, of the request that is read from the journal."""
+        self._request: tuple[str, str, bytes] | None = None
+        """Client, path and body of the one that is being accepted."""
+        self._known: dict[str, Result | None] = {}
+        """The result, by its id, of the request that is read from the journal; None: it has none yet."""
         self._ended: dict[str, str] = {}
         """Why a model is no longer here, by its id."""
         self._turns = Turns()
@@ -176,34 +176,36 @@ class Service:
                 self._restore(each, snapshots.get(each.owner))
             except RefusedError as error:
                 log.warning("client %s: %s of %s is not restored: %s", each.client, each.path, each.owner, error)
-                self._journal.drop(each.owner)
+                if each.number == 0:
+                    self._journal.drop(each.owner)
         return bool(self._sessions)
 
     def _restore(self, entry: Entry, snapshot: Snapshot | None) -> None:
         session_id = entry.owner.partition(":")[0]
         if entry.path == "create_session":
             self._sessions[session_id] = Session(session_id, entry.client, self._clock())
-        elif entry.result is None:
-            self._dispatch(entry.client, entry.path, entry.body)
-        elif entry.body and (snapshot is None or entry.number > snapshot.number):
-            self._known[f"{entry.owner}:{entry.number}"] = entry.result
+        elif entry.result is None or entry.body:
+            self._known = {f"{entry.owner}:{entry.number}": entry.result}
             self._dispatch(entry.client, entry.path, entry.body)
         else:
             if entry.number == 0 and snapshot is not None:
                 model = Model(entry.owner, self._sessions[session_id], snapshot.rank, Stream(self._turns))
                 model.snapshot = self._snapshots(model) / snapshot.name
-                model.stream.finish(snapshot.number)
                 self._models[model.id] = model
             self._recall(self._find_model(entry.client, entry.owner), entry.number, entry.result)
 
     def accept(self, client: str, path: str, body: bytes) -> dict[str, Any]:
         """Return the answer of a request, once the journal has it."""
-        answer = self._dispatch(client, path, body)
-        if path not in _NOT_KEPT:
-            found = answer.get("request_id") or f"{answer.get('session_id') or answer['sampling_session_id']}:0"
-            owner, _, number = found.rpartition(":")
-            self._journal.add(owner, int(number), client, path, body)
-        return answer
+        self._request = client, path, body
+        try:
+            return self._dispatch(client, path, body)
+        finally:
+            self._request = None
+
+    def _keep(self, owner: str, number: int = 0) -> None:
+        """Add the request of now to the journal, unless it comes from there."""
+        if self._request is not None:
+            self._journal.add(owner, number, *self._request)
 
     def _dispatch(self, client: str, path: str, body: bytes) -> dict[str, Any]:
         if path == "forward_backward":
@@ -220,6 +222,7 @@ class Service:
     def create_session(self, client: str, request: types.CreateSessionRequest) -> dict[str, Any]:
         self._end_sessions()
         session = Session(f"s{secrets.token_hex(8)}", client, self._clock())
+        self._keep(session.id)
         self._sessions[session.id] = session
         log.info("client %s: session %s", client, session.id)
         return {"type": "create_session", "session_id": session.id}
@@ -371,7 +374,7 @@ class Service:
 
         async def work(group: TrainerGroup, ranks: Sampler) -> Result:
             asked = wire.read_sample(request, self._limits)
-            return await run_with_watcher(ranks.sample(sampler.folder, asked), group.wait_until_ended())
+            return await run_with_watcher(ranks.sample(sampler.folder, asked), group.wait_until_ended(0.0))
 
         self.futures.begin(request_id, partial(self._try, work, math.inf))
         ids = [f"{request_id}:{i}" for i in range(request.num_samples)]
@@ -419,7 +422,9 @@ class Service:
         request_id = f"{model.id}:{number}"
         if (result := self._known.pop(request_id, None)) is not None:
             self._recall(model, number, result, work)
-        else:
+        elif request_id not in self.futures:
+            model.stream.check(number)
+            self._keep(model.id, number)
             run: Work = partial(model.stream.run, number, partial(self._work, model, number, work, changes))
             self.futures.begin(request_id, run)
         return {"request_id": request_id, "model_id": model.id}
@@ -507,7 +512,7 @@ class Service:
         folder.parent.mkdir(parents=True, exist_ok=True)
         await group.save(folder)
         await group.saved()
-        self._journal.cut(model.id, Snapshot(number, rank, name))
+        self._journal.cut(model.id, number, Snapshot(rank, name))
         model.snapshot, model.rank, model.seconds = folder, rank, 0.0
         model.redo.clear()
         for each in folder.parent.iterdir():
@@ -523,8 +528,10 @@ class Service:
         if model_id in self._ended or model_id in self._models:
             return {"request_id": f"{model_id}:0", "model_id": model_id}
         self._make_room(session, model_id)
-        self._models[model_id] = Model(model_id, session, rank, Stream(self._turns))
-        return self._run(self._models[model_id], 0, work, changes=changes)
+        model = Model(model_id, session, rank, Stream(self._turns))
+        answer = self._run(model, 0, work, changes=changes)
+        self._models[model_id] = model
+        return answer
 
     def _make_room(self, session: Session, successor: str) -> None:
         """End a model that has no client any more, or is the session's own and idle, if there are as many as may be."""
@@ -583,6 +590,7 @@ class Service:
 
     def _add_sampler(self, session: Session, number: int, folder: Path | None, path: str | None) -> SamplerSession:
         sampler = SamplerSession(f"{session.id}:sample:{number}", folder, path)
+        self._keep(sampler.id)
         return self._samplers.setdefault(sampler.id, sampler)
 
     def _check_base(self, name: str) -> None:

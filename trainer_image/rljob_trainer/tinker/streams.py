@@ -67,11 +67,15 @@ class Stream:
 
     def run(self, number: int, work: Callable[[], Awaitable[Result]]) -> Coroutine[Any, Any, Result]:
         """Take the command, and return what runs it once it is its turn."""
-        if number < self._next or number in self._waiting:
-            raise RefusedError(f"seq_id: {number} was used before; the next is {self._next}")
+        self.check(number)
         self._waiting[number] = asyncio.Event()
         self._start()
         return self._run(number, work)
+
+    def check(self, number: int) -> None:
+        """Raise RefusedError for one that was used."""
+        if number < self._next or number in self._waiting:
+            raise RefusedError(f"seq_id: {number} was used before; the next is {self._next}")
 
     async def _run(self, number: int, work: Callable[[], Awaitable[Result]]) -> Result:
         try:

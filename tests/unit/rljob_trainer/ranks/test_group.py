@@ -56,11 +56,20 @@ async def test_rows_without_advantage_train_a_critic(monkeypatch, algorithm, tra
 async def test_a_group_without_ranks_has_ended(monkeypatch):
     group, killed = TrainerGroup(job_of(), "g", ["rank"]), []
     monkeypatch.setattr(group_module.ray, "kill", killed.append)
+
+    async def has_lost_node(nodes, settle_seconds):
+        return True
+
+    monkeypatch.setattr(group_module, "has_lost_node", has_lost_node)
     ended = asyncio.create_task(group.wait_until_ended())
     await asyncio.sleep(0)
+    assert not group.has_ended
     assert not ended.done()
     group._kill()
-    await ended
+    with pytest.raises(TrainerGroupDiedError) as caught:
+        await ended
+    assert group.has_ended
+    assert caught.value.lost_node, "a drain would count as a failure of the ranks"
     assert killed == ["rank"]
 
 

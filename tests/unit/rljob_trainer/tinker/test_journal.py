@@ -132,7 +132,7 @@ class Ranks:
     async def saved(self) -> None:
         await self.step()
 
-    async def wait_until_ended(self) -> None:
+    async def wait_until_ended(self, _: float) -> None:
         await self.end.wait()
         raise TrainerGroupDiedError("a rank died")
 
@@ -355,12 +355,12 @@ def test_the_journal_has_the_last_results_and_no_request_that_is_not_needed(tmp_
         journal.finish("s:train:0", number, {"number": number}, changes=number != 1)
     found = [(each.number, each.body, each.result) for each in journal.read()[1:]]
     assert found == [(n, b"body", {"number": n}) for n in (0, 2, 3, 4, 5)], "a command that changed nothing is old"
-    journal.cut("s:train:0", Snapshot(4, 8, "folder"))
+    journal.cut("s:train:0", 4, Snapshot(8, "folder"))
     journal.finish("s:train:0", 6, b"result", changes=False)
-    assert [(each.number, each.body) for each in journal.read()[1:]] == [(0, b"body"), (5, b"body")]
+    assert [(each.number, each.body) for each in journal.read()[1:]] == [(0, b""), (5, b"body")]
     journal.close()
     journal = Journal(tmp_path / "journal", "a model")
-    assert journal.read_snapshots() == {"s:train:0": Snapshot(4, 8, "folder")}
+    assert journal.read_snapshots() == {"s:train:0": Snapshot(8, "folder")}
     journal.drop("s")
     assert (journal.read(), journal.read_snapshots()) == ([], {})
     journal.add("s", 0, "ann", "create_session", b"{}")

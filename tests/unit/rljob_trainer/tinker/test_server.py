@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from rljob_api.errors import UserError
 from rljob_trainer.tinker import server as server_module
+from rljob_trainer.tinker import service as service_module
 from rljob_trainer.tinker.server import TinkerServer
 from rljob_trainer.tinker.service import Service
 from tests.unit.rljob_trainer.tinker.test_service import NAME, Bench
@@ -131,3 +133,31 @@ async def test_a_port_that_is_in_use_is_an_error_of_the_user(bench):
     with pytest.raises(UserError, match=r"cannot listen on 127\.0\.0\.1:.*; pass another --port"):
         await second.start("127.0.0.1", int(url.rpartition(":")[2]))
     await first.close()
+
+
+async def test_a_sample_whose_result_is_gone_is_asked_for_again(bench, post):
+    session = bench.session()
+    status, answer = await post("retrieve_future", {"request_id": f"{session}:sample:0:1"})
+    assert status == 410, "the SDK does not send the sample again"
+    assert "ask for it again" in answer["error"]
+
+
+async def test_a_journal_that_cannot_be_written_is_waited_for(bench, post, monkeypatch):
+    monkeypatch.setattr(service_module, "_PAUSE_SECONDS", 0.0)
+    model, write, failures = await bench.model(), bench.journal._write, [True] * 4
+    body = {"model_id": model, "seq_id": 1, "optim_params": {"learning_rate": 0.5}}
+
+    def fail(*statements: Any) -> None:
+        if failures:
+            failures.pop()
+            raise sqlite3.OperationalError("database or disk is full")
+        write(*statements)
+
+    monkeypatch.setattr(bench.journal, "_write", fail)
+    assert await post("optim_step", body) == (503, {"error": "the journal cannot be written: database or disk is full"})
+    status, answer = await post("optim_step", body)
+    while status != 200:
+        status, answer = await post("optim_step", body)
+    assert "metrics" in await bench.result(answer)
+    assert [name for name, *_ in bench.group.calls] == ["create", "update"]
+    assert bench.journal.read()[-1].result is not None

@@ -57,7 +57,7 @@ class Group:
 
     async def saved(self) -> None: ...
 
-    async def wait_until_ended(self) -> None:
+    async def wait_until_ended(self, _: float) -> None:
         await asyncio.Event().wait()
 
 

@@ -12,33 +12,27 @@ from rljob_cli.options import (
     OpenOption,
     ReasonOption,
     ReportOptions,
+    RunArgument,
     ShowOptions,
     Target,
     complete_runs,
 )
 
 
-def _require(options: ExportOptions | ReportOptions | ShowOptions, *runs: str) -> None:
+def _require(options: ExportOptions | ReportOptions | ShowOptions, run: str) -> None:
     """Raise UserError if there is no such run here: before the imports of what shows it, which take a second."""
     from rljob_cli.trajectories.log import find_run
 
-    for run in () if options.target else runs:
+    if not options.target:
         find_run(run, options.directory)
 
 
 @command()
 def trajectories(
     *,
-    run: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="RUN | diff RUN_A RUN_B",
-            help="A run's folder, job file, or job's name.",
-            autocompletion=complete_runs,
-        ),
-    ],
+    run: RunArgument,
     step: Annotated[int | None, typer.Option(help="Only this step.")] = None,
-    lane: Annotated[str | None, typer.Option(help="train or eval. diff: eval if both runs have one.")] = None,
+    lane: Annotated[str | None, typer.Option(help="train or eval.")] = None,
     reward: Annotated[str | None, typer.Option(help="Only this reward's scores.")] = None,
     invalid: Annotated[bool, typer.Option("--invalid", help="Only samples without a valid score.")] = False,
     min_score: Annotated[float | None, typer.Option(help="Only samples with at least this score.")] = None,
@@ -48,8 +42,8 @@ def trajectories(
     reason: ReasonOption = None,
     options: ShowOptions,
 ) -> int:
-    """Show the samples of a run with all their scores, newest step first; or compare two runs."""
-    _require(options, *run[run[0] == "diff" :])
+    """Show the samples of a run with all their scores, newest step first."""
+    _require(options, run)
     from rljob_cli.trajectories.command import trajectories_command
     from rljob_cli.trajectories.index import Query
 

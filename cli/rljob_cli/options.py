@@ -124,14 +124,6 @@ class Target:
         return bool(self or os.environ.get("KUBECONFIG")) or Path("~/.kube/config").expanduser().exists()
 
 
-@dataclass(frozen=True)
-class PolicyTarget(Target):
-    namespace: Annotated[
-        str | None,
-        typer.Option("-n", "--namespace", help="With -n, --context or --kubeconfig: the cluster's RLJobPolicy counts."),
-    ] = None
-
-
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
     files: JobFiles
@@ -176,8 +168,6 @@ class PlanOptions:
     gpus: Annotated[
         int | None, typer.Option(min=0, metavar="COUNT", help="GPUs that there are in all. Default: enough.")
     ] = None
-    policy: PolicyOption = None
-    target: PolicyTarget
     output: OutputOption = "text"
 
 

@@ -63,8 +63,6 @@ def plan(options: PlanOptions) -> int:
     """Print the memory that each role needs, by part, and what would make it fit."""
     from rljob_cli.commands import plan_command
 
-    if options.target and options.policy is not None:
-        raise typer.BadParameter("pass --policy FILE, or -n, --context and --kubeconfig, which read the cluster's")
     return plan_command(options)
 
 

@@ -251,7 +251,7 @@ def find(module: types.ModuleType, settings: FunctionSettings) -> Found:
 def _find_program(module: types.ModuleType, own: Named) -> Named:
     classes = ((name, value) for name, value in own if inspect.isclass(value))
     found = list_defined(module, [named_forms.RUN])
-    return found or [(name, value) for name, value in classes if named_forms.is_program_class(dir(value))]
+    return found or [(name, value) for name, value in classes if RUN in dir(value)]
 
 
 def bind(found: Found, settings: FunctionSettings, path: str) -> BoundFunction:

@@ -60,7 +60,7 @@ def validate(options: ValidateOptions) -> int:
 
 @command()
 def plan(options: PlanOptions) -> int:
-    """Print the memory that each role needs, by part, and what would make it fit."""
+    """Print the memory that each role needs, by part, and what does not fit."""
     from rljob_cli.commands import plan_command
 
     return plan_command(options)

@@ -140,7 +140,7 @@ def _print(path: Path, plan: _Plan) -> None:
         print("the memory of the GPUs is unknown: pass --gpu h100-80gb, or select nvidia.com/gpu.memory in nodePool")
     for need in needs:
         if need.fits is False:
-            print(f"{need.path}: {describe_misfit(need)}; {describe_remedy(question, need)}")
+            print(f"{need.path}: {describe_misfit(need)}; {describe_remedy(need)}")
     if plan.too_many:
         print(plan.too_many)
     for line in describe_unread(question.job):
@@ -193,7 +193,7 @@ def _to_json(path: Path, plan: _Plan) -> dict[str, Any]:
                 "certain_bytes": need.certain_bytes,
                 "available_bytes": need.available,
                 "fits": need.fits,
-                "remedy": describe_remedy(question, need) if need.fits is False else None,
+                "remedy": describe_remedy(need) if need.fits is False else None,
                 "moments": [asdict(moment) | {"bytes": moment.num_bytes} for moment in need.moments],
             }
             for need in plan.needs

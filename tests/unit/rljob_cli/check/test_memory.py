@@ -54,7 +54,7 @@ def test_weights_and_gradients_above_the_memory_of_the_gpus_are_an_error(tmp_pat
     ((path, is_warning, message),) = find(write_job(tmp_path, QWEN25_7B, trainer=GPUS), QWEN25_7B)
     assert (path, is_warning) == ("spec.trainer", False)
     assert message.startswith("a GPU of trainer needs at least 34.9 GiB, and ")
-    assert "a GPU gives it 21.5 GiB; no single change of those that were tried makes it fit: use more" in message
+    assert "a GPU gives it 21.5 GiB; what takes less: fewer trainer.microBatchTokens, " in message
 
 
 def test_activations_above_the_memory_of_the_gpus_are_a_warning(tmp_path):
@@ -63,7 +63,7 @@ def test_activations_above_the_memory_of_the_gpus_are_a_warning(tmp_path):
     ((path, is_warning, message),) = find(write_job(tmp_path, QWEN25_7B, trainer=gpus, rollout=rollout), QWEN25_7B)
     assert (path, is_warning) == ("spec.trainer", True)
     assert message.startswith("a GPU of trainer may need ")
-    assert "what fits: trainer.gradientCheckpointing: full (" in message
+    assert "what takes less: fewer trainer.microBatchTokens, trainer.gradientCheckpointing: full, " in message
 
 
 @pytest.mark.parametrize(

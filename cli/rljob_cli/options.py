@@ -231,18 +231,7 @@ class EvaluateOptions:
     overrides: SetOption = None
     volumes: VolumeOption = None
     network: NetworkOption = None
-    should_submit: Annotated[bool, typer.Option("--submit", help="In the cluster: one job for each model.")] = False
-    wait: Annotated[
-        bool, typer.Option("-w", "--wait", help="With --submit: wait for the end of all jobs, and print the table.")
-    ] = False
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="With --submit: print the objects; contact no cluster.")
-    ] = False
-    claim: Annotated[
-        str | None, typer.Option(help="With --submit: claim for models and large data. Default: a new one each.")
-    ] = None
     no_call: NoCallOption = False
-    target: Target
     output: OutputOption = "text"
 
 

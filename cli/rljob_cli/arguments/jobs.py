@@ -149,12 +149,6 @@ def serve(options: ServeOptions) -> int:
 @command()
 def evaluate(options: EvaluateOptions) -> int:
     """Evaluate models on a job's held-out data, without a trainer, and compare them in one table."""
-    if options.should_submit:
-        from rljob_cli.evaluate.cluster import submit_evaluation
-
-        return submit_evaluation(options)
-    if options.wait or options.dry_run or options.claim:
-        raise typer.BadParameter("--wait, --dry-run and --claim are for --submit")
     from rljob_cli.evaluate.command import evaluate_command
 
     return evaluate_command(options)

@@ -308,8 +308,6 @@ class ReportOptions:
         None
     )
     should_open: OpenOption = False
-    reason: ReasonOption = None
-    sort: SortOption = None
     directory: DirectoryOption = RUNS
     target: Target
 

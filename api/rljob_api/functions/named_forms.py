@@ -6,7 +6,7 @@ A worker describes the loaded object. Pure, standard library only.
 
 import difflib
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from rljob_api.functions.descriptions import Class, Description, Function, Several
 from rljob_api.functions.forms import FormError, check_call
@@ -65,10 +65,8 @@ _USER: Final = _Form(
 class CallPlan(NamedTuple):
     """How to use an entry point."""
 
-    kind: Literal["function", "class"]
-    """function: call it. class: call its method."""
     method: str = ""
-    """Name of the method to call, for kind class."""
+    """Name of the method to call, of a class. Empty: it is a function."""
     arguments: Mapping[str, Any] = {}
     """Arguments of the constructor, for a class."""
 
@@ -77,26 +75,26 @@ def plan_program(found: Description, kwargs: Mapping[str, Any], factory_args: Ma
     """Return how to call it, or raise FormError with the fix."""
     if isinstance(found, Function):
         _check_run(found, kwargs)
-        return CallPlan("function")
+        return CallPlan()
     (found, method), given = _choose_method(_PROGRAM, found), {**kwargs, **(factory_args or {})}
     if found.constructor is not None:
         check_call(found.constructor._replace(name=found.name), given, "function.kwargs")
     for name in (SETUP, method, CLOSE):
         if name in found.methods:
             _check_run(_name_method(found, name), {}, requires_values=name == method)
-    return CallPlan("class", method, given)
+    return CallPlan(method, given)
 
 
 def plan_user(found: Description, kwargs: Mapping[str, Any], factory_args: Mapping[str, Any] | None) -> CallPlan:
     """Return how to call it. Raise FormError, with the fix, if it is not a simulated user."""
     if isinstance(found, Function):
         _check_respond(found, kwargs)
-        return CallPlan("function")
+        return CallPlan()
     (found, method), given = _choose_method(_USER, found), {**kwargs, **(factory_args or {})}
     if found.constructor is not None:
         check_call(found.constructor._replace(name=found.name), given, "function.kwargs")
     _check_respond(_name_method(found, method), {})
-    return CallPlan("class", method, given)
+    return CallPlan(method, given)
 
 
 def _choose_method(form: _Form, found: Description) -> tuple[Class, str]:

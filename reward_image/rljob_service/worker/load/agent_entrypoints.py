@@ -198,8 +198,7 @@ def _bind_user(found: Found, settings: FunctionSettings, path: str) -> BoundFunc
     name, value = found
     described = inspection.describe(name, value)
     plan = named_forms.plan_user(described, settings.kwargs, settings.factory_args)
-    if plan.kind == "function":
-        assert isinstance(described, Function)
+    if isinstance(described, Function):
         calls, signature = user.bind(value, described, settings.kwargs), named_forms.RESPOND
     else:
         made = value(**plan.arguments) if inspect.isclass(value) else value

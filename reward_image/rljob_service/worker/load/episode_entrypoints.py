@@ -305,8 +305,7 @@ def _bind_program(found: Found, settings: FunctionSettings) -> Program:
         value = value(**settings.factory_args)
     described = inspection.describe(name, value)
     plan = named_forms.plan_program(described, settings.kwargs, settings.factory_args)
-    if plan.kind == "function":
-        assert isinstance(described, Function)
+    if isinstance(described, Function):
         return Program(make_step(described, value, settings.kwargs))
     return from_object(value(**plan.arguments) if inspect.isclass(value) else value, name)
 

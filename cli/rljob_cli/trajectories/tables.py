@@ -52,11 +52,16 @@ def format_content(content: Any) -> str:
     return " ".join(to_text(part if text is None else text) for text, part in zip(texts, content, strict=True))
 
 
-def shorten(text: str, full: bool) -> str:
-    if full or len(text) <= _MAX_TEXT_CHARACTERS:
+def cut_middle(text: str, limit: int) -> str:
+    """Return a text without its middle, if it has more than `limit` characters."""
+    if len(text) <= limit:
         return text
-    half = _MAX_TEXT_CHARACTERS // 2
-    return f"{text[:half]} [... {len(text) - 2 * half} characters ...] {text[-half:]}"
+    half = limit // 2
+    return f"{text[:half]}\n[... {len(text) - 2 * half} characters ...]\n{text[-half:]}"
+
+
+def shorten(text: str, full: bool) -> str:
+    return text if full else cut_middle(text, _MAX_TEXT_CHARACTERS)
 
 
 def number(value: Any) -> str:

@@ -67,14 +67,6 @@ ForceOption = Annotated[bool, typer.Option("--force", help="Even if training los
 OutputOption = Annotated[Format, typer.Option("-o", "--output", help="Format of the result and of errors.")]
 """With json, stdout has nothing but JSON."""
 
-ReasonOption = Annotated[
-    str | None, typer.Option(help="Only samples with a result that failed for this reason: timeout, exception, ...")
-]
-Sort = Literal["latency", "reward"]
-SortOption = Annotated[
-    Sort | None, typer.Option(help="Slowest reward, or highest score, first; with --reward those of this reward.")
-]
-
 
 @dataclass(frozen=True)
 class JobFiles:
@@ -274,7 +266,10 @@ class SubmitOptions:
 class ShowOptions:
     """How `rljob trajectories` shows the samples that it selects."""
 
-    sort: SortOption = None
+    sort: Annotated[
+        Literal["latency", "reward"] | None,
+        typer.Option(help="Slowest reward, or highest score, first; with --reward those of this reward."),
+    ] = None
     limit: Annotated[
         int | None, typer.Option(min=0, help="Maximum rows; 0: all. Default: text 20, conversations 5, json all.")
     ] = None

@@ -10,7 +10,6 @@ from rljob_cli.options import (
     DirectoryOption,
     ExportOptions,
     OpenOption,
-    ReasonOption,
     ReportOptions,
     RunArgument,
     ShowOptions,
@@ -39,7 +38,9 @@ def trajectories(
     max_score: Annotated[float | None, typer.Option(help="Only samples with at most this score.")] = None,
     group: Annotated[int | None, typer.Option(help="Only this group of its step.")] = None,
     eval_set: Annotated[str | None, typer.Option(help="Only this evaluation set, by name.")] = None,
-    reason: ReasonOption = None,
+    reason: Annotated[
+        str | None, typer.Option(help="Only samples with a result that failed for this reason: timeout, exception, ...")
+    ] = None,
     options: ShowOptions,
 ) -> int:
     """Show the samples of a run with all their scores, newest step first."""

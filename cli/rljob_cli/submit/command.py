@@ -31,6 +31,7 @@ from rljob_cli.exits import EXIT_FAILED
 from rljob_cli.manifests import containers_of
 from rljob_cli.options import SubmitOptions, Target
 from rljob_cli.output import print_json, say
+from rljob_cli.run.snapshot import FINAL_PHASES
 from rljob_cli.submit.plan import Submission, build_owners_patch, plan_submission
 from rljob_cli.submit.sources import Tree, find_sources, get_value, read_tree
 from rljob_cli.submit.upload import build_upload, upload
@@ -123,7 +124,6 @@ _RESOURCES: Mapping[str, Resource] = {
     **{kind: BY_KIND[kind] for kind in ("ConfigMap", "Secret")},
 }
 _POLL_SECONDS = 2.0
-_FINAL_PHASES = ("Succeeded", "Failed")
 
 
 def submit_command(options: SubmitOptions) -> int:
@@ -345,7 +345,7 @@ async def _wait(cluster: Cluster, job: Manifest, options: SubmitOptions) -> str:
         if line != last:
             options.say(f"[{time.monotonic() - start:4.0f}s] {line}")
             last = line
-        if is_current and row.phase in _FINAL_PHASES:
+        if is_current and row.phase in FINAL_PHASES:
             return row.phase
         await asyncio.sleep(_POLL_SECONDS)
 

@@ -301,16 +301,10 @@ def validate_command(options: ValidateOptions) -> int:
 
 
 def plan_command(options: PlanOptions) -> int:
-    """By the policy of the namespace that the options name, or of the file, or by none."""
     from rljob_cli.check.memory_command import show_plans
 
-    policy = load_policy(options.policy) if options.policy else None
-    if options.target:
-        from rljob_cli.cluster.commands import fetch_policy
-
-        policy = fetch_policy(options.target)
     claims, overrides = parse_claims(options.volumes), options.overrides or []
-    fits = show_plans(options.files.paths, overrides, claims, options.gpu, options.gpus, options.output, policy)
+    fits = show_plans(options.files.paths, overrides, claims, options.gpu, options.gpus, options.output)
     return 0 if fits else EXIT_BAD_INPUT
 
 

@@ -67,14 +67,6 @@ ForceOption = Annotated[bool, typer.Option("--force", help="Even if training los
 OutputOption = Annotated[Format, typer.Option("-o", "--output", help="Format of the result and of errors.")]
 """With json, stdout has nothing but JSON."""
 
-ReasonOption = Annotated[
-    str | None, typer.Option(help="Only samples with a result that failed for this reason: timeout, exception, ...")
-]
-Sort = Literal["latency", "reward"]
-SortOption = Annotated[
-    Sort | None, typer.Option(help="Slowest reward, or highest score, first; with --reward those of this reward.")
-]
-
 
 @dataclass(frozen=True)
 class JobFiles:
@@ -124,14 +116,6 @@ class Target:
         return bool(self or os.environ.get("KUBECONFIG")) or Path("~/.kube/config").expanduser().exists()
 
 
-@dataclass(frozen=True)
-class PolicyTarget(Target):
-    namespace: Annotated[
-        str | None,
-        typer.Option("-n", "--namespace", help="With -n, --context or --kubeconfig: the cluster's RLJobPolicy counts."),
-    ] = None
-
-
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
     files: JobFiles
@@ -176,8 +160,6 @@ class PlanOptions:
     gpus: Annotated[
         int | None, typer.Option(min=0, metavar="COUNT", help="GPUs that there are in all. Default: enough.")
     ] = None
-    policy: PolicyOption = None
-    target: PolicyTarget
     output: OutputOption = "text"
 
 
@@ -241,18 +223,7 @@ class EvaluateOptions:
     overrides: SetOption = None
     volumes: VolumeOption = None
     network: NetworkOption = None
-    should_submit: Annotated[bool, typer.Option("--submit", help="In the cluster: one job for each model.")] = False
-    wait: Annotated[
-        bool, typer.Option("-w", "--wait", help="With --submit: wait for the end of all jobs, and print the table.")
-    ] = False
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="With --submit: print the objects; contact no cluster.")
-    ] = False
-    claim: Annotated[
-        str | None, typer.Option(help="With --submit: claim for models and large data. Default: a new one each.")
-    ] = None
     no_call: NoCallOption = False
-    target: Target
     output: OutputOption = "text"
 
 
@@ -295,7 +266,10 @@ class SubmitOptions:
 class ShowOptions:
     """How `rljob trajectories` shows the samples that it selects."""
 
-    sort: SortOption = None
+    sort: Annotated[
+        Literal["latency", "reward"] | None,
+        typer.Option(help="Slowest reward, or highest score, first; with --reward those of this reward."),
+    ] = None
     limit: Annotated[
         int | None, typer.Option(min=0, help="Maximum rows; 0: all. Default: text 20, conversations 5, json all.")
     ] = None
@@ -325,15 +299,10 @@ class ExportOptions:
 @dataclass(frozen=True, kw_only=True)
 class ReportOptions:
     run: RunArgument
-    should_send: Annotated[
-        bool, typer.Option("--send", help="First send what trackers missed of the run, by this shell's environment.")
-    ] = False
     file: Annotated[Path | None, typer.Option("--to", metavar="FILE.html", help="Default: report.html in the run.")] = (
         None
     )
     should_open: OpenOption = False
-    reason: ReasonOption = None
-    sort: SortOption = None
     directory: DirectoryOption = RUNS
     target: Target
 

@@ -35,8 +35,6 @@ class Column:
     """Whether its cells may be cut."""
     least: int = 20
     """Columns are left out before a text is cut to less than this width."""
-    keep_end: bool = False
-    """Cut the middle, as of names that differ in their end."""
 
 
 @dataclass(frozen=True)
@@ -59,19 +57,14 @@ class FittedTable:
         for i in others:
             table.add_column(cells[i][0], width=widths[i] + self.gap, no_wrap=True)
         table.add_column(cells[last][0], width=widths[last], no_wrap=True)
-        for row in zip(
-            *([_cut(cell, self.columns[i], widths[i]) for cell in cells[i][1:]] for i in widths), strict=True
-        ):
+        for row in zip(*([_cut(cell, widths[i]) for cell in cells[i][1:]] for i in widths), strict=True):
             table.add_row(*row)
         yield table
         if hidden := [c.name for i, c in enumerate(self.columns) if i not in widths and c.drop <= 0]:
             yield Text(f"for lack of width, without {', '.join(hidden)}", style="dim")
 
 
-def _cut(cell: Text, column: Column, width: int) -> Text:
-    if column.keep_end and cell.cell_len > width > 1:
-        end = (width - 1) // 2 + 1
-        return cell[: width - 1 - end] + Text("…") + cell[len(cell) - end :]
+def _cut(cell: Text, width: int) -> Text:
     shown = cell.copy()
     shown.truncate(width, overflow="ellipsis")
     return shown

@@ -256,9 +256,6 @@ class User(CallKind):
     def find_model(self, settings: CallService) -> UserModel | None:
         return settings.user_model
 
-    def complete(self, function: FunctionSettings, settings: CallService, framework: str) -> FunctionSettings:
-        return function._replace(signatures=find_plugins(SIGNATURES))
-
 
 class Tools(CallKind):
     """A call names a function and has the arguments that the policy wrote, the reply is text. Their schemas are public,

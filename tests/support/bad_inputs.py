@@ -418,7 +418,7 @@ BAD_INPUTS: list[BadInput] = [
     agent(
         "user without respond",
         "type: loop, user: {function: {file: user.py}}",
-        "user.py:1: neither respond nor a class with respond or generate_response was found (it defines reply)",
+        "user.py:1: neither respond nor a class with respond was found (it defines reply)",
         calls=True,
         **{"user.py": "def reply(messages): ...\n"},
     ),

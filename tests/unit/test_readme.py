@@ -6,13 +6,13 @@ import pytest
 
 from rljob_api.read.load import load_manifests
 from rljob_api.run.summaries import RunSummary
+from rljob_cli.check.device_fields import LARGER_MODELS
 from rljob_cli.main import app
 from rljob_cli.run.summary import summary_lines
 from rljob_core.children import build_children
 from rljob_core.defaults import DEFAULTS
 from rljob_core.plan.validate import find_problems
 from rljob_inputs.memory.plan import ModelFacts, Question
-from rljob_inputs.memory.remedies import CONFIGS
 from rljob_inputs.memory.sharing import share_gpus
 from rljob_inputs.models.defaults import resolve_job
 from tests.paths import CHART, ROOT
@@ -87,7 +87,7 @@ def test_smallest_job_is_valid_for_a_cluster_and_renders():
 def test_smallest_job_runs_on_one_gpu_as_the_readme_says():
     (job,) = load_manifests(read_smallest_job(), "README.md")
     source = job.spec.model.source
-    models = {source: ModelFacts(CONFIGS[source.rpartition("/")[2].removesuffix("-Instruct")])}
+    models = {source: ModelFacts(LARGER_MODELS[source])}
     sharing = share_gpus(Question(resolve_job(job, None), models, 16_000 * 2**20, num_gpus=1))
     assert sharing.fields == {"rollout.placement": "trainer"}, sharing
     assert "here from 16 GB on" in (ROOT / "README.md").read_text()

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple
 
 from rljob_api.functions import values
-from rljob_api.functions.descriptions import Class, Function
+from rljob_api.functions.descriptions import Class
 from rljob_api.functions.plugins import load_reference
 from rljob_api.functions.values import Value
 
@@ -77,22 +77,6 @@ class ObjectForm(NamedTuple):
     `options`: function.factoryArgs."""
 
 
-class UserForm(NamedTuple):
-    """A class that is a simulated user in another form than RLJob's own."""
-
-    name: str
-    """What /v1/info reports as its signature."""
-    method: str
-    """The method that identifies it."""
-    check: Callable[[Function], None]
-    """Takes this method. Raises FormError, with the fix, if it cannot be called."""
-    bind: str
-    """MODULE:NAME of a worker's function: (made, name) -> CallBinding. `made`: the instance. A worker imports the
-    module before the user's source, so that it may provide modules which that source imports."""
-    config_parameter: str = ""
-    """The constructor's parameter that gets all settings as one dict; empty: they are keyword arguments."""
-
-
 class SignaturePlugin(NamedTuple):
     """What an entry point of the group `rljob.signatures` names: the forms of one project.
 
@@ -100,7 +84,6 @@ class SignaturePlugin(NamedTuple):
 
     conventions: tuple[Convention, ...] = ()
     objects: tuple[ObjectForm, ...] = ()
-    users: tuple[UserForm, ...] = ()
     not_sent: Mapping[str, str] = _NOTHING
     """Parameters of the project's functions that no value exists for, and what to do."""
 
@@ -111,7 +94,6 @@ class Signatures(NamedTuple):
     conventions: tuple[Convention, ...]
     """By their ranks, and where these are equal by the names of the plugins."""
     objects: tuple[ObjectForm, ...] = ()
-    users: tuple[UserForm, ...] = ()
     not_sent: Mapping[str, str] = _NOTHING
     broken: Mapping[str, str] = _NOTHING
     """Plugins that cannot be imported, and why. They cost only their own forms."""
@@ -156,7 +138,6 @@ def collect(plugins: Iterable[SignaturePlugin], broken: Mapping[str, str] = _NOT
     return Signatures(
         tuple(sorted(conventions, key=lambda convention: convention.rank)),
         tuple(form for plugin in given for form in plugin.objects),
-        tuple(form for plugin in given for form in plugin.users),
         {name: remedy for plugin in given for name, remedy in plugin.not_sent.items()},
         broken,
     )

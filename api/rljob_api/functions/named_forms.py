@@ -1,14 +1,13 @@
 """Decides how functions of agents are called by parameter names: a program, `run`, and a simulated user, `respond`; or
-a class with such a method, or in the form of a plugin.
+a class with such a method.
 
 A worker describes the loaded object. Pure, standard library only.
 """
 
 import difflib
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from rljob_api.functions.conventions import Signatures, UserForm
 from rljob_api.functions.descriptions import Class, Description, Function, Several
 from rljob_api.functions.forms import FormError, check_call
 from rljob_api.functions.remedies import describe_wrong_entrypoint
@@ -66,70 +65,44 @@ _USER: Final = _Form(
 class CallPlan(NamedTuple):
     """How to use an entry point."""
 
-    kind: Literal["function", "class", "plugin"]
-    """function: call it. class: call its method. plugin: `form` says how."""
     method: str = ""
-    """Name of the method to call, for kind class."""
+    """Name of the method to call, of a class. Empty: it is a function."""
     arguments: Mapping[str, Any] = {}
     """Arguments of the constructor, for a class."""
-    form: UserForm | None = None
-    """Form of kind plugin."""
-
-
-def is_program_class(methods: Mapping[str, object] | Sequence[str]) -> bool:
-    """Return whether a class with these methods is a program."""
-    return RUN in methods
-
-
-def is_user_class(methods: Mapping[str, object] | Sequence[str], known: Signatures) -> bool:
-    """Return whether a class with these methods is a simulated user."""
-    return any(method in methods for method in _user_methods(known))
-
-
-def _user_methods(known: Signatures) -> list[str]:
-    return [RESPOND, *(form.method for form in known.users)]
 
 
 def plan_program(found: Description, kwargs: Mapping[str, Any], factory_args: Mapping[str, Any] | None) -> CallPlan:
     """Return how to call it, or raise FormError with the fix."""
     if isinstance(found, Function):
         _check_run(found, kwargs)
-        return CallPlan("function")
-    (found, method), given = _choose_method(_PROGRAM, found, [RUN]), {**kwargs, **(factory_args or {})}
+        return CallPlan()
+    (found, method), given = _choose_method(_PROGRAM, found), {**kwargs, **(factory_args or {})}
     if found.constructor is not None:
         check_call(found.constructor._replace(name=found.name), given, "function.kwargs")
     for name in (SETUP, method, CLOSE):
         if name in found.methods:
             _check_run(_name_method(found, name), {}, requires_values=name == method)
-    return CallPlan("class", method, given)
+    return CallPlan(method, given)
 
 
-def plan_user(
-    found: Description, kwargs: Mapping[str, Any], factory_args: Mapping[str, Any] | None, known: Signatures
-) -> CallPlan:
+def plan_user(found: Description, kwargs: Mapping[str, Any], factory_args: Mapping[str, Any] | None) -> CallPlan:
     """Return how to call it. Raise FormError, with the fix, if it is not a simulated user."""
     if isinstance(found, Function):
         _check_respond(found, kwargs)
-        return CallPlan("function")
-    (found, method), given = _choose_method(_USER, found, _user_methods(known)), {**kwargs, **(factory_args or {})}
-    form = next((form for form in known.users if form.method == method), None)
+        return CallPlan()
+    (found, method), given = _choose_method(_USER, found), {**kwargs, **(factory_args or {})}
     if found.constructor is not None:
-        if form and form.config_parameter in found.constructor.named and form.config_parameter not in given:
-            given = {form.config_parameter: given}
         check_call(found.constructor._replace(name=found.name), given, "function.kwargs")
-    if form is not None:
-        form.check(_name_method(found, method))
-        return CallPlan("plugin", "", given, form)
     _check_respond(_name_method(found, method), {})
-    return CallPlan("class", method, given)
+    return CallPlan(method, given)
 
 
-def _choose_method(form: _Form, found: Description, names: Sequence[str]) -> tuple[Class, str]:
+def _choose_method(form: _Form, found: Description) -> tuple[Class, str]:
     if not isinstance(found, Class):
         what = "a list" if isinstance(found, Several) else f"a {found.what}"  # type: ignore[union-attr]
         remedy = f"set function.entrypoint to a function or a class, such as def {form.name}({form.parameters}): ..."
         raise FormError(f"{found.name} is {what}; {remedy}")
-    if method := next((name for name in (*names, "__call__") if name in found.methods), None):
+    if method := next((name for name in (form.name, "__call__") if name in found.methods), None):
         return found, method
     what = "an object" if found.is_instance else "a class"
     raise FormError(
@@ -178,22 +151,22 @@ def _describe_rename(form: _Form, name: str) -> str:
 
 def describe_missing_program(entrypoint: str | None, defined: Sequence[str]) -> str:
     """Return why a source has no program. `defined`: the names of its functions and classes."""
-    return _describe_missing(_PROGRAM, RUN, entrypoint, defined)
+    return _describe_missing(_PROGRAM, entrypoint, defined)
 
 
-def describe_missing_user(entrypoint: str | None, defined: Sequence[str], known: Signatures) -> str:
+def describe_missing_user(entrypoint: str | None, defined: Sequence[str]) -> str:
     """Return why a source has no simulated user. `defined`: the names of its functions and classes."""
-    return _describe_missing(_USER, " or ".join(_user_methods(known)), entrypoint, defined)
+    return _describe_missing(_USER, entrypoint, defined)
 
 
-def _describe_missing(form: _Form, methods: str, entrypoint: str | None, defined: Sequence[str]) -> str:
+def _describe_missing(form: _Form, entrypoint: str | None, defined: Sequence[str]) -> str:
     found = f"it defines {', '.join(defined)}" if defined else "it defines no function"
     if entrypoint is not None:
         return describe_wrong_entrypoint(entrypoint, defined, found)
     near = difflib.get_close_matches(form.name, defined, n=1)
     named = f"set function.entrypoint: {near[0] if near else defined[0]}, or " if defined else ""
     return (
-        f"neither {form.name} nor a class with {methods} was found ({found}); {named}write\n"
+        f"neither {form.name} nor a class with {form.name} was found ({found}); {named}write\n"
         f"    def {form.name}({form.parameters}):\n        {form.body}"
     )
 

@@ -38,12 +38,12 @@ class ModelResult(Record):
     """spec.model.source of its job."""
     job: str
     """Name of its job."""
-    run: str | None = None
-    """Folder of its run, with metrics and trajectories. Null: it ran in a cluster."""
+    run: str
+    """Folder of its run, with metrics and trajectories."""
     phase: str
     """Succeeded, Failed, Interrupted, or Pending: not evaluated yet."""
     message: str = ""
-    """Why it failed, or which figures of a job in a cluster are missing."""
+    """Why it failed."""
     figures: list[Figure] = []
     """By set, in the order of the job."""
 
@@ -79,12 +79,6 @@ def _list_estimators(record: EvaluationRecord) -> Iterator[Figure]:
     if record.majority is not None:
         low, high = record.majority_low, record.majority_high
         yield figure(name=f"maj@{num_samples}", value=record.majority, low=low, high=high)
-
-
-def list_names(samples_per_prompt: int, pass_at: Iterable[int]) -> list[str]:
-    """Return the names of the figures of a set whose prompts all have their answers, without the majority's: whether it
-    is known depends on the rewards."""
-    return [_name_mean(samples_per_prompt), *(f"pass@{k}" for k in pass_at)]
 
 
 def _name_mean(num_samples: int) -> str:

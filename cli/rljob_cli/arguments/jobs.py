@@ -60,11 +60,9 @@ def validate(options: ValidateOptions) -> int:
 
 @command()
 def plan(options: PlanOptions) -> int:
-    """Print the memory that each role needs, by part, and what would make it fit."""
+    """Print the memory that each role needs, by part, and what does not fit."""
     from rljob_cli.commands import plan_command
 
-    if options.target and options.policy is not None:
-        raise typer.BadParameter("pass --policy FILE, or -n, --context and --kubeconfig, which read the cluster's")
     return plan_command(options)
 
 
@@ -151,12 +149,6 @@ def serve(options: ServeOptions) -> int:
 @command()
 def evaluate(options: EvaluateOptions) -> int:
     """Evaluate models on a job's held-out data, without a trainer, and compare them in one table."""
-    if options.should_submit:
-        from rljob_cli.evaluate.cluster import submit_evaluation
-
-        return submit_evaluation(options)
-    if options.wait or options.dry_run or options.claim:
-        raise typer.BadParameter("--wait, --dry-run and --claim are for --submit")
     from rljob_cli.evaluate.command import evaluate_command
 
     return evaluate_command(options)

@@ -10,46 +10,41 @@ from rljob_cli.options import (
     DirectoryOption,
     ExportOptions,
     OpenOption,
-    ReasonOption,
     ReportOptions,
+    RunArgument,
     ShowOptions,
     Target,
     complete_runs,
 )
 
 
-def _require(options: ExportOptions | ReportOptions | ShowOptions, *runs: str) -> None:
+def _require(options: ExportOptions | ReportOptions | ShowOptions, run: str) -> None:
     """Raise UserError if there is no such run here: before the imports of what shows it, which take a second."""
     from rljob_cli.trajectories.log import find_run
 
-    for run in () if options.target else runs:
+    if not options.target:
         find_run(run, options.directory)
 
 
 @command()
 def trajectories(
     *,
-    run: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="RUN | diff RUN_A RUN_B",
-            help="A run's folder, job file, or job's name.",
-            autocompletion=complete_runs,
-        ),
-    ],
+    run: RunArgument,
     step: Annotated[int | None, typer.Option(help="Only this step.")] = None,
-    lane: Annotated[str | None, typer.Option(help="train or eval. diff: eval if both runs have one.")] = None,
+    lane: Annotated[str | None, typer.Option(help="train or eval.")] = None,
     reward: Annotated[str | None, typer.Option(help="Only this reward's scores.")] = None,
     invalid: Annotated[bool, typer.Option("--invalid", help="Only samples without a valid score.")] = False,
     min_score: Annotated[float | None, typer.Option(help="Only samples with at least this score.")] = None,
     max_score: Annotated[float | None, typer.Option(help="Only samples with at most this score.")] = None,
     group: Annotated[int | None, typer.Option(help="Only this group of its step.")] = None,
     eval_set: Annotated[str | None, typer.Option(help="Only this evaluation set, by name.")] = None,
-    reason: ReasonOption = None,
+    reason: Annotated[
+        str | None, typer.Option(help="Only samples with a result that failed for this reason: timeout, exception, ...")
+    ] = None,
     options: ShowOptions,
 ) -> int:
-    """Show the samples of a run with all their scores, newest step first; or compare two runs."""
-    _require(options, *run[run[0] == "diff" :])
+    """Show the samples of a run with all their scores, newest step first."""
+    _require(options, run)
     from rljob_cli.trajectories.command import trajectories_command
     from rljob_cli.trajectories.index import Query
 

@@ -5,12 +5,12 @@ Invariant: the job of N GPUs requests at most N, and rollouts share the trainer'
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import yaml
 
 from rljob_api.manifest.job import RLJob
 from rljob_api.quantity import show_bytes
-from rljob_inputs.memory import remedies
 from rljob_inputs.memory.plan import ModelFacts, Question, plan_memory
 
 DEFAULT_MODEL = "hf://HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -21,7 +21,27 @@ _CPU_TOKENS = 2048
 """By `rljob plan`, a job of the default model takes 11 GiB with it, and 22 GiB with the field's default."""
 _BFLOAT16_CAPABILITY = 8.0
 """Compute capability of Ampere. vLLM refuses bfloat16 on older GPUs."""
-LARGER_MODELS = {f"hf://Qwen/{name}-Instruct": remedies.CONFIGS[name] for name in ("Qwen2.5-1.5B", "Qwen2.5-0.5B")}
+
+
+def _qwen(hidden: int, layers: int, heads: int, intermediate: int) -> dict[str, Any]:
+    return {
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "max_position_embeddings": 32768,
+        "num_attention_heads": heads,
+        "num_hidden_layers": layers,
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": True,
+        "vocab_size": 151936,
+    }
+
+
+LARGER_MODELS = {
+    "hf://Qwen/Qwen2.5-1.5B-Instruct": _qwen(1536, 28, 12, 8960),
+    "hf://Qwen/Qwen2.5-0.5B-Instruct": _qwen(896, 24, 14, 4864),
+}
 """What a task whose model may be larger is tried with, in this order: by source, with config.json."""
 
 

@@ -20,7 +20,7 @@ from rljob_cli.check.machine import Machine
 from rljob_inputs.memory.gpus import count_all_gpus
 from rljob_inputs.memory.parts import Need
 from rljob_inputs.memory.plan import ModelFacts, Question, plan_memory
-from rljob_inputs.memory.remedies import find_remedy
+from rljob_inputs.memory.roles import GENERATE
 from rljob_inputs.memory.sharing import Sharing, share_gpus
 from rljob_inputs.models.defaults import resolve_job
 
@@ -57,7 +57,7 @@ def check_memory(question: Question) -> Iterator[Finding]:
         if need.fits is not False:
             continue
         path = _limit_path(need)
-        yield Finding(path, f"{describe_misfit(need)}; {describe_remedy(question, need)}", not need.cannot_fit)
+        yield Finding(path, f"{describe_misfit(need)}; {describe_remedy(need)}", not need.cannot_fit)
 
 
 def describe_misfit(need: Need) -> str:
@@ -76,13 +76,21 @@ def describe_misfit(need: Need) -> str:
     return f"{where} of {need.role} {needed} ({largest}), {have}"
 
 
-def describe_remedy(question: Question, need: Need) -> str:
-    """Return what would fit."""
+_LESS = {
+    "trainer": "fewer trainer.microBatchTokens, trainer.gradientCheckpointing: full, trainer.lora, "
+    "trainer.offload: all",
+    "rollout": "more rollout.gpusPerReplica, a lower rollout.maxModelLen",
+}
+"""By role: what takes less memory of a GPU, what costs least first."""
+
+
+def describe_remedy(need: Need) -> str:
+    """Return what would fit, or what takes less."""
     if need.resource == "host":
         return f"what fits: resources.limits.memory: {-(-need.num_bytes // _GIB)}Gi"
-    if remedy := find_remedy(question, need):
-        return f"what fits: {remedy.describe()}"
-    return "no single change of those that were tried makes it fit: use more or larger GPUs, or a smaller model"
+    engines = "a lower rollout.gpuMemoryUtilization, " if need.peak.name == GENERATE else ""
+    less = f"what takes less: {engines}{_LESS[need.role]}; or " if need.role in _LESS else ""
+    return f"{less}use more or larger GPUs, or a smaller model"
 
 
 def _limit_path(need: Need) -> str:
@@ -133,7 +141,6 @@ def describe_fields(sharing: Sharing) -> str:
 
 def describe_obstacle(sharing: Sharing) -> str:
     """Return why the GPUs cannot be shared, with what would make it possible."""
-    if sharing.misfit is None or sharing.question is None:
+    if sharing.misfit is None:
         return sharing.reason
-    remedy = describe_remedy(sharing.question, sharing.misfit)
-    return f"{sharing.reason}: {describe_misfit(sharing.misfit)}; {remedy}"
+    return f"{sharing.reason}: {describe_misfit(sharing.misfit)}; {describe_remedy(sharing.misfit)}"

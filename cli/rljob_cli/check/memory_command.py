@@ -1,36 +1,18 @@
-"""`rljob plan`: the memory of each role, by part, against what the job or --gpu names. Starts nothing.
+"""`rljob plan`: the memory of each role, by part, against what the job or --gpu names. Starts nothing."""
 
-With a policy, node labels and memory limits are those of the Pods as the operator would build them, so templates count,
-too. The defaults of the installation are unknown here.
-"""
-
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rljob_api.errors import UserError
-from rljob_api.manifest.job import RLJob
-from rljob_api.manifest.policy import RLJobPolicy
-from rljob_api.manifest.services.calls import CallService
-from rljob_api.manifest.services.reward import RewardBase, RewardModel
 from rljob_api.quantity import show_bytes
 from rljob_api.read.load import InvalidManifestError
 from rljob_cli.check.from_model import describe_from_model, describe_unread
 from rljob_cli.check.jobfile import JobFile, load
 from rljob_cli.check.memory import build_question, describe_fields, describe_misfit, describe_obstacle, describe_remedy
 from rljob_cli.check.preflight import can_read_rows, find_inputs
-from rljob_cli.check.tenant_policy import PolicyProblem, find_policy_problems
 from rljob_cli.output import print_json
 from rljob_cli.tables import build_table, show
-from rljob_core.backend import Manifest
-from rljob_core.children import WORKLOAD_KINDS, build_children
-from rljob_core.children.pods import VLLM_CONTAINER
-from rljob_core.children.start_model import with_any_claim
-from rljob_core.defaults import DEFAULTS
-from rljob_core.plan.policy_defaults import apply_policy, choose_queue
-from rljob_core.plan.validate import find_child_problems, find_role_paths
-from rljob_core.pod_checks.origin import RolePath
 from rljob_inputs.machine.bounded import bounded
 from rljob_inputs.machine.installation import describe_installation
 from rljob_inputs.memory.gpus import NAMES, count_gpus, find_gpu_bytes
@@ -44,47 +26,9 @@ from rljob_inputs.memory.plan import (
     plan_memory,
     plan_update,
 )
-from rljob_inputs.memory.remedies import change_job
 from rljob_inputs.memory.sharing import share_gpus
 from rljob_inputs.models.architectures import find_obstacles
 from rljob_inputs.models.defaults import FromModel
-
-_MEMORY = "memory"
-
-
-def apply_to_job(job: RLJob, models: Mapping[str, RewardModel], policy: RLJobPolicy) -> RLJob:
-    """Return the job as the policy's namespace builds it. Raise UserError if it cannot be built."""
-    planned = with_any_claim(choose_queue(job, policy, {}))
-    children, roles = build_children(planned, "", apply_policy(DEFAULTS, policy), models), find_role_paths(job)
-    if problems := find_child_problems(job, children):
-        raise UserError("\n".join(problems))
-    fields: dict[str, Any] = {}
-    for child in children:
-        if child["kind"] in WORKLOAD_KINDS and (role := roles.get(child["metadata"]["name"])):
-            fields |= dict(_list_fields(role, child["spec"]["template"]["spec"]))
-    return change_job(job, fields)
-
-
-def _list_fields(role: RolePath, pod: Manifest) -> Iterator[tuple[str, Any]]:
-    path = role.path.removeprefix("spec.")
-    if pod.get("nodeSelector"):
-        yield f"{path}.nodePool.nodeSelector", pod["nodeSelector"]
-    if limit := _find_limit(pod, role.container):
-        yield f"{path}.resources.limits", {**role.role.resources.limits, _MEMORY: limit}
-    service = role.role if isinstance(role.role, RewardBase | CallService) else None
-    model = service.served_model if service else None
-    if service and model and (limit := _find_limit(pod, VLLM_CONTAINER)):
-        field = f"{path}.{service.served_model_field}.resources.limits"
-        yield field, {**model.resources.limits, _MEMORY: limit}
-
-
-def _find_limit(pod: Manifest, container: str) -> str | None:
-    for each in (*(pod.get("initContainers") or []), *pod["containers"]):
-        if each.get("name") == container:
-            limit = ((each.get("resources") or {}).get("limits") or {}).get(_MEMORY)
-            return None if limit is None else str(limit)
-    return None
-
 
 _LENGTHS = ("spec.rollout.maxModelLen", "spec.rollout.sampling.maxTokens")
 """What the memory depends on, of the settings that the model decides."""
@@ -98,12 +42,11 @@ def show_plans(
     gpu: str | None,
     num_gpus: int | None,
     output: str,
-    policy: RLJobPolicy | None = None,
 ) -> bool:
-    """Return whether everything fits, with `num_gpus` in all, and the limits of `policy` allow it; its defaults count.
-    Raise UserError if a file, a model or `gpu` cannot be read."""
+    """Return whether everything fits, with `num_gpus` in all. Raise UserError if a file, a model or `gpu`
+    cannot be read."""
     gpu_bytes = _read_gpu(gpu)
-    plans = [_plan_file(load(path, overrides), claims, gpu_bytes, num_gpus, policy) for path in paths]
+    plans = [_plan(load(path, overrides), claims, gpu_bytes, num_gpus) for path in paths]
     if output == "json":
         print_json({"files": [_to_json(path, plan) for path, plan in zip(paths, plans, strict=True)]})
     else:
@@ -128,23 +71,10 @@ class _Plan(NamedTuple):
     """By the field that requests them."""
     too_many: str
     """What to do about more GPUs than there are; empty if there are enough."""
-    not_allowed: Sequence[PolicyProblem] = ()
-    """What the limits of the namespace's policy do not allow."""
 
     @property
     def fits(self) -> bool:
-        is_allowed = not any(each.is_certain for each in self.not_allowed)
-        return is_allowed and not self.too_many and all(need.fits is not False for need in self.needs)
-
-
-def _plan_file(
-    file: JobFile, claims: dict[str, Path], gpu_bytes: int | None, num_gpus: int | None, policy: RLJobPolicy | None
-) -> _Plan:
-    if policy is None:
-        return _plan(file, claims, gpu_bytes, num_gpus)
-    built = replace(file, job=apply_to_job(file.job, file.reward_models, policy))
-    not_allowed = tuple(find_policy_problems(file.job, file.reward_models, policy))
-    return _plan(built, claims, gpu_bytes, num_gpus)._replace(not_allowed=not_allowed)
+        return not self.too_many and all(need.fits is not False for need in self.needs)
 
 
 @bounded
@@ -210,11 +140,9 @@ def _print(path: Path, plan: _Plan) -> None:
         print("the memory of the GPUs is unknown: pass --gpu h100-80gb, or select nvidia.com/gpu.memory in nodePool")
     for need in needs:
         if need.fits is False:
-            print(f"{need.path}: {describe_misfit(need)}; {describe_remedy(question, need)}")
+            print(f"{need.path}: {describe_misfit(need)}; {describe_remedy(need)}")
     if plan.too_many:
         print(plan.too_many)
-    for problem in plan.not_allowed:
-        print(problem.message)
     for line in describe_unread(question.job):
         print(line)
 
@@ -248,7 +176,6 @@ def _to_json(path: Path, plan: _Plan) -> dict[str, Any]:
         "gpus": sum(plan.gpus.values()),
         "gpus_by_field": plan.gpus,
         "too_many_gpus": plan.too_many or None,
-        "not_allowed": [each._asdict() for each in plan.not_allowed],
         "micro_batch_tokens": micro_batch_tokens(question),
         "row_tokens": max_row_tokens(question),
         "checkpoint_bytes": checkpoint_bytes(question),
@@ -266,7 +193,7 @@ def _to_json(path: Path, plan: _Plan) -> dict[str, Any]:
                 "certain_bytes": need.certain_bytes,
                 "available_bytes": need.available,
                 "fits": need.fits,
-                "remedy": describe_remedy(question, need) if need.fits is False else None,
+                "remedy": describe_remedy(need) if need.fits is False else None,
                 "moments": [asdict(moment) | {"bytes": moment.num_bytes} for moment in need.moments],
             }
             for need in plan.needs

@@ -47,7 +47,7 @@ from rljob_inputs.data.files import find_files, find_kind, is_saved, read_file
 from rljob_inputs.data.rows import read_rows
 from rljob_inputs.data.text_files import LINES, Values, read_text_file
 from rljob_inputs.machine.installation import require
-from rljob_inputs.memory.remedies import change_job
+from rljob_inputs.memory.sharing import change_job
 
 TOKEN = "test-reward"
 _STOP_SECONDS = 3.0

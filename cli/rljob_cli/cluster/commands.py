@@ -17,11 +17,9 @@ from rich.console import RenderableType
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.job_spec import Service
-from rljob_api.manifest.policy import POLICY_NAME, RLJobPolicy
 from rljob_api.manifest.services.reward import Reward, RewardModel
 from rljob_api.manifest.status import RLJobStatus
 from rljob_api.wire.contract import LABEL_REWARD_MODEL
-from rljob_cli.check.tenant_policy import read_policy
 from rljob_cli.cluster import control, logs, top, top_tables
 from rljob_cli.cluster.client import Cluster, ClusterError, connect
 from rljob_cli.cluster.explain import explain
@@ -33,12 +31,12 @@ from rljob_cli.cluster.watch import watch as watch_view
 from rljob_cli.exits import EXIT_INTERRUPTED, P
 from rljob_cli.manifests import role_of
 from rljob_cli.options import Target
-from rljob_cli.output import print_json, say
+from rljob_cli.output import print_json
 from rljob_cli.run.reward_rows import RewardMetrics, RewardRow, build_row, gather_metrics
 from rljob_cli.tables import choose_width, show
 from rljob_core.backend import Manifest, utc_now
 from rljob_core.children.common import role_of_service
-from rljob_core.kube.resources import POLICY, RLJOB
+from rljob_core.kube.resources import RLJOB
 from rljob_core.plan.observed_job import is_ready, name_of
 
 _MAX_CONCURRENT_REQUESTS = 16
@@ -221,21 +219,3 @@ async def logs_command(cluster: Cluster, selection: logs.Selection, *, follow: b
     if follow and selection.previous:
         raise UserError("--previous shows containers that have ended, so there is nothing to follow; leave out -f")
     return await (logs.follow_logs(cluster, selection) if follow else logs.print_logs(cluster, selection))
-
-
-def fetch_policy(target: Target) -> RLJobPolicy | None:
-    """Connect, and return the policy; None, with a line on stderr, if there is none that this version reads. Raise
-    ClusterError."""
-
-    async def read() -> RLJobPolicy | None:
-        async with connect(target) as cluster:
-            where, manifest = f"the namespace {cluster.namespace}", await cluster.find(POLICY, POLICY_NAME)
-        if manifest is None:
-            say(f"{where} has no RLJobPolicy")
-            return None
-        policy = read_policy(manifest)
-        if policy is None:
-            say(f"warning: the RLJobPolicy of {where} has fields that this version does not know")
-        return policy
-
-    return asyncio.run(read())

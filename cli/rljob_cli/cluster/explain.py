@@ -24,6 +24,7 @@ from rljob_cli.cluster.formatting import (
 from rljob_cli.cluster.observation import JobObservation, event_time, involved_object
 from rljob_cli.cluster.other_versions import find_unknown_fields
 from rljob_cli.manifests import role_of
+from rljob_cli.run.snapshot import FINAL_PHASES
 from rljob_core.backend import Manifest
 from rljob_core.children.network import OPERATOR_LABELS
 from rljob_core.plan import conditions
@@ -35,7 +36,6 @@ from rljob_core.plan.observed_job import count_restarts, last_termination, name_
 _MAX_WARNINGS = 8
 _MAX_COMMANDS = 4
 _HEALTHY = ("Ready", "Succeeded")
-_FINISHED = ("Succeeded", "Failed")
 _OPERATOR_SELECTOR = ",".join(f"{key}={value}" for key, value in OPERATOR_LABELS.items())
 _OPERATOR_PODS = f"kubectl get pods -A -l {_OPERATOR_SELECTOR}"
 _FAILURE_REMEDIES = {
@@ -55,7 +55,7 @@ def explain(observation: JobObservation) -> Explanation:
     for cause in causes:  # reported under remedies
         why = why.replace(f"; {cause.message}", "")
     condition = phase_condition(status)
-    avoided = [] if status.phase in _FINISHED else status.avoided_nodes
+    avoided = [] if status.phase in FINAL_PHASES else status.avoided_nodes
     unknown = [] if job else ["the job's spec: it does not match this version of rljob"]
     fields = find_unknown_fields(observation.manifest)
     if job and fields:
@@ -91,7 +91,7 @@ def _find_causes(
     observation: JobObservation, job: RLJob | None, status: RLJobStatus
 ) -> tuple[list[LostPods], list[Cause]]:
     """Return the Pods of lost nodes, and the causes of what is wrong, those first."""
-    if job is None or status.phase in (*_FINISHED, "Suspended"):
+    if job is None or status.phase in (*FINAL_PHASES, "Suspended"):
         return [], []
     observed = observation.as_observed()
     seen = observe_job(job, observed)
@@ -169,7 +169,7 @@ def _report_roles(observation: JobObservation, status: RLJobStatus, job: RLJob |
     restarts = {role.name: role.restarts for role in status.roles}
     images = {role.name: role.image for role in status.roles}
     desired: dict[str, int] = {}
-    if job and status.phase not in (*_FINISHED, "Suspended"):
+    if job and status.phase not in (*FINAL_PHASES, "Suspended"):
         desired = {role.name: role.desired for role in observe_job(job, observation.as_observed()).roles}
     for name, wanted in (desired or {role.name: role.desired for role in status.roles}).items():
         pods = sorted((pod for pod in observation.pods if role_of(pod) == name), key=name_of)

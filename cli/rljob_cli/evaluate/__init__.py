@@ -1,1 +1,1 @@
-"""`rljob evaluate`: evaluate several models on a job's held-out sets, here or in the cluster, and compare them."""
+"""`rljob evaluate`: evaluate several models on a job's held-out sets, and compare them."""

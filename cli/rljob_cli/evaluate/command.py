@@ -89,7 +89,7 @@ def _evaluate(
 def _prepare(
     base: JobFile, candidate: Candidate, name: str, overrides: list[str], folder: Path, claims: dict[str, Path]
 ) -> _Job:
-    changes = list_overrides(base.job, candidate, name, candidate.source)
+    changes = list_overrides(base.job, candidate, name)
     file = load_partial(base.path, [*overrides, *changes])
     use_fast_types(file.job, claims)
     return _Job(candidate, file, folder / name)

@@ -48,15 +48,6 @@ class Candidate:
     """The checkpoint to export to `source`; None: it is there already."""
 
     @property
-    def is_local(self) -> bool:
-        """Whether it is a folder of this machine that --model names."""
-        return not self.is_own and Path(self.source).is_absolute() and (self.step is not None or self.exists)
-
-    @property
-    def exists(self) -> bool:
-        return Path(self.source).is_dir()
-
-    @property
     def slug(self) -> str:
         """A part of a DNS label."""
         text = self.given.rpartition("://")[2]
@@ -64,19 +55,18 @@ class Candidate:
         return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "model"
 
 
-def find_candidates(given: Sequence[str], own: str, directory: Path, *, in_cluster: bool = False) -> list[Candidate]:
+def find_candidates(given: Sequence[str], own: str, directory: Path) -> list[Candidate]:
     """Return the models that `given` names; without any, spec.model, whose source is `own`. `directory`: the parent of
-    run folders. With `in_cluster`, an absolute path that is not here is one in the Pods. Raise UserError for a model
-    that does not exist, or that is named twice."""
+    run folders. Raise UserError for a model that does not exist, or that is named twice."""
     if not given:
         return [Candidate(own, own, is_own=True)]
-    found = [_find(each, directory, in_cluster=in_cluster) for each in given]
+    found = [_find(each, directory) for each in given]
     if twice := [each for each in given if list(given).count(each) > 1]:
         raise UserError(f"--model {twice[0]} is given twice")
     return found
 
 
-def _find(given: str, directory: Path, *, in_cluster: bool) -> Candidate:
+def _find(given: str, directory: Path) -> Candidate:
     given = read_source(given, Path())
     path, separator, suffix = given.rpartition("@")
     if given.startswith("hf://"):
@@ -89,8 +79,6 @@ def _find(given: str, directory: Path, *, in_cluster: bool) -> Candidate:
             remedy = "pass a Hugging Face folder, hf://org/name, or RUN@STEP for a checkpoint of a run"
             raise UserError(f"--model {given}: has no config.json; {remedy}")
         return Candidate(given, str(folder.resolve()))
-    if in_cluster and "@" not in given and given.startswith("/"):
-        return Candidate(given, given)
     if not separator:
         others = "hf://org/name, pvc://claim/path, s3://bucket/path, or RUN@STEP"
         raise UserError(f"--model {given}: not found; pass a folder, {others}")
@@ -135,11 +123,11 @@ def name_jobs(job: str, candidates: Sequence[Candidate]) -> list[str]:
     return names
 
 
-def list_overrides(job: RLJob, candidate: Candidate, name: str, source: str) -> list[str]:
-    """Return what to set in the job's file to evaluate one model. `source`: where the model is, for spec.model."""
+def list_overrides(job: RLJob, candidate: Candidate, name: str) -> list[str]:
+    """Return what to set in the job's file to evaluate one model."""
     changes: dict[str, Any] = {"metadata.name": name, "spec.task": "evaluate"}
     if not candidate.is_own:
-        changes |= {"spec.model.source": source, "spec.model.revision": candidate.revision}
+        changes |= {"spec.model.source": candidate.source, "spec.model.revision": candidate.revision}
     changes |= dict(_separate(job))
     return [f"{path}={json.dumps(value)}" for path, value in changes.items()]
 

@@ -56,16 +56,15 @@ def describe_notes(comparison: Comparison) -> list[str]:
     return notes
 
 
-def print_comparison(comparison: Comparison, output: str, file: Path | None = None) -> None:
-    """`file`: evaluation.json, next to the folders of the runs. None: they are in a cluster."""
+def print_comparison(comparison: Comparison, output: str, file: Path) -> None:
+    """`file`: evaluation.json, next to the folders of the runs."""
     if output == "json":
-        print_json(comparison.model_dump(mode="json") | ({"file": str(file)} if file else {}))
+        print_json(comparison.model_dump(mode="json") | {"file": str(file)})
         return
     show(build_comparison_table(comparison))
     for line in describe_notes(comparison):
         print(line)
     for model in comparison.models:
-        if model.run is not None and model.figures:
-            print(f"samples of {model.model}: rljob trajectories {shlex.quote(str(model.run))}")
-    if file is not None:
-        print(file, flush=True)
+        if model.figures:
+            print(f"samples of {model.model}: rljob trajectories {shlex.quote(model.run)}")
+    print(file, flush=True)

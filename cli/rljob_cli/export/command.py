@@ -35,8 +35,6 @@ from rljob_inputs.objects.folder import require_empty, upload_folder
 
 FILE_CARD = "README.md"
 _USE = "`vllm serve FOLDER` serves it; transformers loads it with `AutoModelForCausalLM.from_pretrained(FOLDER)`."
-_MAX_ROWS = 12
-"""Limit of the curves: evaluations come first, then steps at even distances."""
 
 
 def build_card(name: str, step: int, job: Mapping[str, Any], metrics: Metrics, summary: RunSummary) -> str:
@@ -47,9 +45,8 @@ def build_card(name: str, step: int, job: Mapping[str, Any], metrics: Metrics, s
         _build_header(spec),
         f"# {name}, step {step}\n\nTrained from {base} by reinforcement learning with RLJob.",
         _USE,
-        _section("Training", ["", ""], _list_settings(spec, step, summary)),
+        _section("Training", ["", ""], [*_list_settings(spec, step, summary), *_list_results(metrics, step)]),
         _section("Rewards", ["reward", "kind", "weight", "use"], map(_describe_reward, spec.get("rewards") or [])),
-        _section("Curves", *_build_curves(metrics, step)),
         _section("Versions", ["package", "version"], sorted(find_versions(summary).items())),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -93,30 +90,15 @@ def _describe_reward(reward: Mapping[str, Any]) -> tuple[str, ...]:
     return str(reward.get("name", "")), kind, str(reward.get("weight", "")), str(reward.get("use", ""))
 
 
-def _build_curves(metrics: Metrics, step: int) -> tuple[list[str], list[tuple[str, ...]]]:
-    """Return the header and the rows: the mean reward of a step, and the accuracy of each evaluation set after it."""
-    rewards = {each.step: each.reward for each in metrics.steps if each.step <= step}
-    evaluations = {(each.step, each.set): each for each in metrics.evaluations if each.step <= step}
-    sets = list(dict.fromkeys(name for _, name in evaluations))
-    shown = _choose(sorted({at for at, _ in evaluations}), _MAX_ROWS)
-    others = [at for at in sorted(rewards) if at not in shown]
-    shown = sorted({*shown, *_choose(others, _MAX_ROWS - len(shown))})
-    rows = [
-        (str(at), _number(rewards.get(at)), *(_accuracy(evaluations.get((at, name))) for name in sets)) for at in shown
-    ]
-    return ["step", "reward", *(f"accuracy, {name}" for name in sets)], rows
+def _list_results(metrics: Metrics, step: int) -> Iterator[tuple[str, str]]:
+    """Yield the reward of the step, and the last accuracy of each evaluation set."""
+    rewards = {each.step: each.reward for each in metrics.steps}
+    yield "mean reward", _number(rewards.get(step))
+    last = {each.set: each for each in metrics.evaluations if each.step <= step}
+    yield from ((f"accuracy, {name}, after step {found.step}", _accuracy(found)) for name, found in last.items())
 
 
-def _choose(values: Sequence[int], count: int) -> list[int]:
-    """Return at most `count` values at even distances, the first and the last among them."""
-    if count <= 1 or len(values) <= count:
-        return list(values[-count:]) if count > 0 else []
-    return [values[index * (len(values) - 1) // (count - 1)] for index in range(count)]
-
-
-def _accuracy(found: EvaluationRecord | None) -> str:
-    if found is None or found.accuracy is None:
-        return ""
+def _accuracy(found: EvaluationRecord) -> str:
     bounds = found.accuracy_low, found.accuracy_high
     shown = "" if None in bounds else f" [{_number(bounds[0])}, {_number(bounds[1])}]"
     return _number(found.accuracy) + shown

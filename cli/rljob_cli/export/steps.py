@@ -46,7 +46,7 @@ def read_step(run: Path, name: str, given: str) -> int:
 
 def export_step(run: Path, step: int, to: Path, given: str) -> None:
     """Write the model of a checkpoint to the new folder `to`. Raise UserError with the reason if that fails."""
-    require(given)  # here, too: `rljob evaluate --submit` needs it for models of runs alone
+    require(given)
     command = [sys.executable, "-m", "rljob_trainer.policy.export_step", str(run), str(step), str(to)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -28,10 +28,9 @@ from rljob_api.run.metrics import Metrics, read_metrics
 from rljob_api.run.sessions import read_sessions
 from rljob_api.run.summaries import RunSummary, read_driver_summary, read_run_summary
 from rljob_api.run.trajectories import ResultRow, SampleRow
-from rljob_cli.report.samples import MAX_SAMPLES, spread
+from rljob_cli.report.samples import spread
 from rljob_cli.run.runfolder import is_in_use
 from rljob_cli.run.summary import build_summary
-from rljob_cli.trajectories.index import LogIndex, Query
 from rljob_cli.trajectories.log import DamagedFileError, read_values
 
 _MAX_READ_BYTES = 8 << 20
@@ -56,8 +55,6 @@ class RunData:
     """The rows of each step and lane that were read, oldest first."""
     num_samples: int
     """In the whole log."""
-    selected: list[SampleRow] | None
-    """The samples that the page shows, in their order. None: those of `samples` that say most."""
     num_files: int
     """Steps and evaluations in the whole log."""
     damaged: list[str]
@@ -71,15 +68,14 @@ def name_run(job: dict[str, Any] | None, folder: Path) -> str:
 
 def collect_run(
     folder: Path,
-    query: Query | None = None,
     *,
     answers: bool = False,
     metrics: Metrics | None = None,
     max_files: int | None = None,
 ) -> RunData:
-    """Read a run. Raise UserError if the folder is not a run's. `query`: selects the samples from its whole log.
-    `answers`: as in read_summary. `metrics`: those of the folder, if they are known. `max_files`: so many files of the
-    log, spread over the run, and a quarter of the bytes, stand for all; num_samples counts theirs."""
+    """Read a run. Raise UserError if the folder is not a run's. `answers`: as in read_summary. `metrics`: those of the
+    folder, if they are known. `max_files`: so many files of the log, spread over the run, and a quarter of the bytes,
+    stand for all; num_samples counts theirs."""
     files = all_files = list_trajectory_files(folder / TRAJECTORIES)
     if max_files is not None:
         files = sorted(files[index] for index in islice(spread(len(files)), max_files))
@@ -102,7 +98,6 @@ def collect_run(
         metrics=metrics,
         samples=[_read_samples(*each, damaged) for each in readings],
         num_samples=sum(counts),
-        selected=None if query is None else _read_selected(folder / TRAJECTORIES, query),
         num_files=len(all_files),
         damaged=damaged,
     )
@@ -115,12 +110,6 @@ def _read_samples(file: TrajectoryFile, num_rows: int, damaged: list[str]) -> li
         damaged.append(file.path.name)
         return []
     return [add_agent(SampleRow.model_validate(each)) for each in values]
-
-
-def _read_selected(log: Path, query: Query) -> list[SampleRow]:
-    index = LogIndex(log)
-    index.read(query)
-    return list(map(add_agent, index.read_samples(index.select(query)[:MAX_SAMPLES])))
 
 
 def add_agent(row: SampleRow) -> SampleRow:

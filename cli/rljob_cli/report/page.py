@@ -94,10 +94,9 @@ class LiveView:
     """None: the page has them, and gets its sections alone."""
 
 
-def render_page(run: RunData, now: datetime, live: LiveView | None = None, order: str = "") -> str:
-    """Return the page of a run. `order`: of its samples at first, such as `slow`."""
-    samples = run.samples if run.selected is None else [[row] for row in run.selected]
-    chosen = [] if live else choose_samples(samples)
+def render_page(run: RunData, now: datetime, live: LiveView | None = None) -> str:
+    """Return the page of a run."""
+    chosen = [] if live else choose_samples(run.samples)
     steps, sessions, redactor = run.metrics.steps, run.summary.sessions, build_redactor(run.job)
     described: dict[str, Any] = {}
     script = style = ""
@@ -123,7 +122,6 @@ def render_page(run: RunData, now: datetime, live: LiveView | None = None, order
         created=f"{now:%-d %B %Y, %H:%M %Z}",
         lines=list(summary_lines(run.summary)),
         live=live,
-        order=order,
         choices=live.choices if live else list_choices(chosen),
         phases=build_phase_times(run.summary),
         lost=build_lost_times(run.summary),

@@ -9,7 +9,7 @@ from typing import Any
 
 from rljob_api.run.trajectories import SampleRow
 from rljob_api.wire.base import Message
-from rljob_cli.trajectories.tables import format_content, format_prompt
+from rljob_cli.trajectories.tables import cut_middle, format_content, format_prompt
 
 MAX_SAMPLES = 800
 MAX_CHARACTERS = 2_000_000
@@ -82,9 +82,9 @@ def describe_sample(row: SampleRow) -> dict[str, Any]:
         "advantage": row.advantage,
         "truncated": row.truncated,
         "tokens": row.num_sampled_tokens,
-        "prompt": shorten(format_prompt(row.prompt)),
-        "completion": shorten(format_answers(row)),
-        "truth": None if truth is None else shorten(truth),
+        "prompt": cut_middle(format_prompt(row.prompt), _MAX_TEXT_CHARACTERS),
+        "completion": cut_middle(format_answers(row), _MAX_TEXT_CHARACTERS),
+        "truth": None if truth is None else cut_middle(truth, _MAX_TEXT_CHARACTERS),
         "rewards": [
             {
                 "name": reward.name,
@@ -93,7 +93,7 @@ def describe_sample(row: SampleRow) -> dict[str, Any]:
                 "components": reward.components,
                 "reason": reward.reason,
                 "attempts": reward.attempts,
-                "message": shorten(reward.message, _MAX_MESSAGE_CHARACTERS),
+                "message": cut_middle(reward.message, _MAX_MESSAGE_CHARACTERS),
                 "latency": reward.latency_seconds,
             }
             for reward in row.rewards
@@ -117,10 +117,3 @@ def _format_message(message: Message) -> str:
     calls = [call["function"] for call in message.get("tool_calls") or ()]
     shown = [f"{call['name']}({json.dumps(call['arguments'], ensure_ascii=False)})" for call in calls]
     return "\n".join([*([text] if text else []), *shown])
-
-
-def shorten(text: str, limit: int = _MAX_TEXT_CHARACTERS) -> str:
-    if len(text) <= limit:
-        return text
-    half = limit // 2
-    return f"{text[:half]}\n[... {len(text) - 2 * half} characters ...]\n{text[-half:]}"

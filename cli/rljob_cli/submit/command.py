@@ -31,6 +31,7 @@ from rljob_cli.exits import EXIT_FAILED
 from rljob_cli.manifests import containers_of
 from rljob_cli.options import SubmitOptions, Target
 from rljob_cli.output import print_json, say
+from rljob_cli.run.snapshot import FINAL_PHASES
 from rljob_cli.submit.plan import Submission, build_owners_patch, plan_submission
 from rljob_cli.submit.sources import Tree, find_sources, get_value, read_tree
 from rljob_cli.submit.upload import build_upload, upload
@@ -123,30 +124,28 @@ _RESOURCES: Mapping[str, Resource] = {
     **{kind: BY_KIND[kind] for kind in ("ConfigMap", "Secret")},
 }
 _POLL_SECONDS = 2.0
-_FINAL_PHASES = ("Succeeded", "Failed")
 
 
-def submit_command(options: SubmitOptions, *, prints_result: bool = True) -> int:
-    """Submit each file's job. Without --wait, return when the API server has stored all jobs. `prints_result`: else the
-    caller has a result of its own, unless the output is text."""
+def submit_command(options: SubmitOptions) -> int:
+    """Submit each file's job. Without --wait, return when the API server has stored all jobs."""
     if options.follow and options.output != "text":
         raise UserError(f"--follow prints logs; with -o {options.output} pass --wait")
     if options.dry_run:
-        print_objects(plan_objects(options), options.output)
+        print_objects(_plan_objects(options), options.output)
         return 0
     files = [_load(path, options) for path in options.files.paths]
-    return max(_submit(choose_namespace(options.target, file), file, options, prints_result) for file in files)
+    return max(_submit(_choose_namespace(options.target, file), file, options) for file in files)
 
 
-def plan_objects(options: SubmitOptions) -> list[Manifest]:
+def _plan_objects(options: SubmitOptions) -> list[Manifest]:
     """Return the objects that would be applied, in order. Raise UserError if a file is wrong."""
     files = [_load(path, options) for path in options.files.paths]
-    targets = (choose_namespace(options.target, file) for file in files)
+    targets = (_choose_namespace(options.target, file) for file in files)
     plans = [_plan(file, to.namespace or "default", options) for file, to in zip(files, targets, strict=True)]
     return [manifest for plan in plans for manifest in plan.objects]
 
 
-def choose_namespace(target: Target, file: JobFile) -> Target:
+def _choose_namespace(target: Target, file: JobFile) -> Target:
     """Return the target with the namespace that the file names unless the command does, as kubectl chooses it."""
     return replace(target, namespace=target.namespace or file.document.data["metadata"].get("namespace"))
 
@@ -170,7 +169,7 @@ def _load(path: Path, options: SubmitOptions) -> JobFile:
 
 
 @on_cluster
-async def _submit(cluster: Cluster, file: JobFile, options: SubmitOptions, prints_result: bool) -> int:
+async def _submit(cluster: Cluster, file: JobFile, options: SubmitOptions) -> int:
     submission = _plan(file, cluster.namespace, options)
     policy = await _find_policy(cluster)
     children = _build_children(submission, policy, await _find_start(cluster, submission, options))
@@ -187,9 +186,9 @@ async def _submit(cluster: Cluster, file: JobFile, options: SubmitOptions, print
     job = applied[-1]
     options.say(f"next: kubectl rljob top {job['metadata']['name']} -n {cluster.namespace}")
     phase = await _wait(cluster, job, options) if options.wait or options.follow else ""
-    if options.output == "yaml" and prints_result:
+    if options.output == "yaml":
         print_objects(applied, "yaml")
-    elif options.output == "json" and prints_result:
+    elif options.output == "json":
         metadata = job["metadata"]
         names = [{"kind": m["kind"], "name": m["metadata"]["name"]} for m in applied]
         found = {"namespace": metadata["namespace"], "name": metadata["name"], "uid": metadata["uid"]}
@@ -346,7 +345,7 @@ async def _wait(cluster: Cluster, job: Manifest, options: SubmitOptions) -> str:
         if line != last:
             options.say(f"[{time.monotonic() - start:4.0f}s] {line}")
             last = line
-        if is_current and row.phase in _FINAL_PHASES:
+        if is_current and row.phase in FINAL_PHASES:
             return row.phase
         await asyncio.sleep(_POLL_SECONDS)
 

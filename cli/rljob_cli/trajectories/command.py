@@ -1,18 +1,15 @@
-"""`rljob trajectories`: show the samples of a run and their scores, filtered, or compare two runs."""
+"""`rljob trajectories`: show the samples of a run and their scores, filtered."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
 
 from rljob_api.errors import UserError
 from rljob_api.run.trajectories import SampleRow
 from rljob_cli.options import ShowOptions
 from rljob_cli.output import print_json
 from rljob_cli.tables import show
-from rljob_cli.trajectories import tables
-from rljob_cli.trajectories.comparison import Pair, choose_lane, choose_steps, compare
 from rljob_cli.trajectories.conversation import LEGEND, build_conversation, is_conversation
 from rljob_cli.trajectories.index import ORDER_BY, LogIndex, Query, read_rows
 from rljob_cli.trajectories.log import find_log
@@ -21,7 +18,7 @@ from rljob_inputs.machine.installation import require
 _ANSWER_LIMIT, _CONVERSATION_LIMIT = 20, 5
 
 
-def trajectories_command(arguments: list[str], query: Query, options: ShowOptions) -> int:
+def trajectories_command(run: str, query: Query, options: ShowOptions) -> int:
     """With a target, the run is that of a job in a cluster."""
     require("rljob trajectories", "data")
     if query.lane not in (None, "train", "eval"):
@@ -30,24 +27,14 @@ def trajectories_command(arguments: list[str], query: Query, options: ShowOption
         if query.lane == "train":
             raise UserError("--eval-set is for the lane eval; remove --lane train")
         query = replace(query, lane="eval")
-    if arguments[0] == "diff":
-        if len(arguments) != 3:
-            raise UserError(f"diff takes two runs, got {len(arguments) - 1}")
-        if options.target:
-            raise UserError("diff compares runs on this machine; write one with rljob report, or copy its folder")
-        if options.sort is not None:
-            raise UserError("--sort is for one run; diff shows the prompts that differ most first")
-        return _diff(arguments[1:], query, options)
-    if len(arguments) != 1:
-        raise UserError("pass one run, or: diff RUN_A RUN_B")
     if not options.target:
-        return _show_run(find_log(arguments[0], options.directory), query, options)
+        return _show_run(find_log(run, options.directory), query, options)
     from rljob_cli.cluster.commands import with_copy
 
     def show_copy(copy: Path) -> int:
         return _show_run(find_log(str(copy), options.directory), query, options)
 
-    return with_copy(options.target, arguments[0], query.reads, show_copy)
+    return with_copy(options.target, run, query.reads, show_copy)
 
 
 def _show_run(folder: Path, query: Query, options: ShowOptions) -> int:
@@ -60,7 +47,9 @@ def _show_run(folder: Path, query: Query, options: ShowOptions) -> int:
         found = index.select(replace(query, order=ORDER_BY[options.sort]), newest_first=True)
         rows = iter(index.read_samples(found[: shown + 1] if shown else found))
     if is_json:
-        return _print_lines(row.model_dump() for row in islice(rows, limit or None))
+        for row in islice(rows, limit or None):
+            print_json(row.model_dump())
+        return 0
     first = next(rows, None)
     if first is None:
         show("no sample matches")
@@ -91,37 +80,3 @@ def _require_names(folder: Path, query: Query, rows: Iterator[SampleRow]) -> Ite
         found = ", ".join(names) or "it has none"
         raise UserError(f"--eval-set must be an evaluation set of the run: {found}; got {query.eval_set}")
     return iter(())
-
-
-def _print_lines(objects: Iterable[dict[str, Any]]) -> int:
-    for found in objects:
-        print_json(found)
-    return 0
-
-
-def _diff(runs: list[str], query: Query, options: ShowOptions) -> int:
-    limit = (_ANSWER_LIMIT if options.output == "text" else 0) if options.limit is None else options.limit
-    folders = [find_log(run, options.directory) for run in runs]
-    if query.lane is None:
-        query = replace(query, lane=choose_lane(folders))
-    filters = [choose_steps(folder, query) for folder in folders]
-    found = zip(folders, filters, strict=True)
-    comparison = compare(*(_require_names(folder, own, read_rows(folder, own)) for folder, own in found))
-    if not comparison.pairs:
-        where = f"lane {query.lane}" + (f", step {query.step}" if query.step is not None else "")
-        raise UserError(f"{runs[0]} and {runs[1]} have no prompt in common in {where}; pass another --lane or --step")
-    if options.output == "json":
-        return _print_lines(_describe_pair(pair, comparison.curves) for pair in comparison.pairs[: limit or None])
-    steps = [own.step for own in filters]
-    tables.print_comparison(comparison, runs, query.lane or "", steps, limit=limit or None, full=options.full)
-    return 0
-
-
-def _describe_pair(pair: Pair, curves: list[str]) -> dict[str, Any]:
-    sides = {
-        letter: {"num_samples": side.num_samples, "num_invalid": side.num_invalid, "means": side.means}
-        for letter, side in (("a", pair.a), ("b", pair.b))
-    }
-    difference = {name: pair.difference(name) for name in curves}
-    shared = {"prompt": pair.prompt, "ground_truth": pair.ground_truth, "set": pair.set, "seat": pair.seat}
-    return {**shared, **sides, "difference": difference}

@@ -14,7 +14,7 @@ from typer import BadParameter
 from rljob_api.errors import UserError
 from rljob_api.read.documents import read_documents
 from rljob_api.run.folder import FILE_JOB, TRAJECTORIES, list_trajectory_files
-from rljob_api.run.trajectories import FORMAT, FORMAT_KEY, REPLAY_COLUMNS, SampleRow
+from rljob_api.run.trajectories import FORMAT, FORMAT_KEY, REPLAY_COLUMNS
 from rljob_cli.options import RUNS, Target
 from rljob_inputs.data.files import suggest_path
 
@@ -97,13 +97,3 @@ def read_values(path: Path, max_rows: int | None = None) -> Iterator[dict[str, A
         return  # the run in progress has deleted the file to limit the log, or repeats the step
     except (OSError, pa.ArrowException) as error:
         raise DamagedFileError(f"{path}: cannot be read: {error}") from None
-
-
-def curves_of(row: SampleRow) -> dict[str, float]:
-    """Return the valid scores of a sample: score, REWARD and REWARD/COMPONENT."""
-    curves = {} if row.score is None else {"score": row.score}
-    for result in row.rewards:
-        if result.score is not None:
-            curves[result.name] = result.score
-            curves |= {f"{result.name}/{name}": value for name, value in result.components.items()}
-    return curves

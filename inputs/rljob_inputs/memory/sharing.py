@@ -1,6 +1,6 @@
 """How a job runs on fewer GPUs: trainer, rollouts and the models of rewards share them, in turns. Pure."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,9 +14,12 @@ from rljob_api.manifest.services.models import ServedModel
 from rljob_inputs.memory.gpus import count_all_gpus
 from rljob_inputs.memory.parts import Need
 from rljob_inputs.memory.plan import Question, plan_memory
-from rljob_inputs.memory.remedies import SHARE, change_job, find_remedy
+from rljob_inputs.memory.roles import GENERATE
 
 _PLACEMENT = {"rollout.placement": "trainer"}
+_SHARE = "rollout.gpuMemoryUtilization"
+_SHARES = tuple(percent / 100 for percent in range(90, 15, -5))
+"""Those that are tried if vLLM is what needs too much."""
 _OF_OWN_PODS = ("replicas", "image", "resources", "node_pool")
 """Fields of the rollouts that mean nothing in the trainer's Pods."""
 _OF_OWN_CONTAINER = ("image", "resources", "gpu_memory_utilization")
@@ -37,8 +40,6 @@ class Sharing:
     """Why not; empty if the job's own GPUs suffice."""
     misfit: Need | None = None
     """What does not fit a shared GPU."""
-    question: Question | None = None
-    """The one whose need is `misfit`."""
 
     def apply(self, job: RLJob) -> RLJob:
         """Return the job with the fields set; the same one if there are none."""
@@ -63,9 +64,7 @@ def share_gpus(question: Question) -> Sharing:
         changed = replace(question, job=change_job(question.job, placement, removed))
     except ValidationError as error:
         return Sharing(reason=error.errors()[0]["msg"])
-    needs = [
-        need for need in plan_memory(changed) if need.resource == "gpu" and (need.role == "trainer" or need.is_shared)
-    ]
+    needs = _plan_shared(changed)
     is_planned = len(needs) == 2 + len(changed.job.spec.models_in_trainer)
     if not is_planned or any(need.fits is None for need in needs):
         unknown = "the memory of the GPUs" if is_planned else "the model's shape"
@@ -73,9 +72,19 @@ def share_gpus(question: Question) -> Sharing:
     misfit = next((need for need in needs if not need.fits), None)
     if misfit is None:
         return Sharing(placement, removed)
-    if (remedy := find_remedy(changed, misfit)) and SHARE in remedy.fields:
-        return Sharing({**placement, **remedy.fields}, removed)
-    return Sharing(reason="all do not fit" if models else "both do not fit", misfit=misfit, question=changed)
+    for share in _SHARES if misfit.peak.name == GENERATE else ():
+        fields = {**placement, _SHARE: share}
+        lower = replace(changed, job=change_job(question.job, fields, removed))
+        if share < changed.spec.rollout_gpu_share and all(need.fits for need in _plan_shared(lower)):
+            return Sharing(fields, removed)
+    return Sharing(reason="all do not fit" if models else "both do not fit", misfit=misfit)
+
+
+def _plan_shared(question: Question) -> list[Need]:
+    """Return what the trainer's GPUs need, and those that share them."""
+    return [
+        need for need in plan_memory(question) if need.resource == "gpu" and (need.role == "trainer" or need.is_shared)
+    ]
 
 
 def _find_removed(path: str, part: Spec, names: Iterable[str]) -> Iterator[str]:
@@ -123,3 +132,25 @@ def _find_obstacle(spec: RLJobSpec, models: Mapping[str, ServedModel], num_gpus:
     if moved:
         return f"rollout.{moved} is set, and the rollouts would run in the trainer's Pods; move it to trainer.{moved}"
     return ""
+
+
+def change_job(job: RLJob, fields: Mapping[str, Any], removed: Collection[str] = ()) -> RLJob:
+    """Return the job with these fields, and without `removed` ones, which get their defaults. Raise ValidationError if
+    a rule forbids it. Paths are those within spec, such as trainer.gradientCheckpointing or rewards[0].model.dtype."""
+    data = job.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    for path in (*fields, *removed):
+        *parents, leaf = path.split(".")
+        section = data["spec"]
+        for name, index in map(_split_index, parents):
+            section = section.setdefault(name, {}) if index is None else section[name][index]
+        if path in fields:
+            section[leaf] = fields[path]
+        else:
+            section.pop(leaf, None)
+    return RLJob.model_validate(data)
+
+
+def _split_index(part: str) -> tuple[str, int | None]:
+    """Return name and index: rewards[0] -> rewards, 0."""
+    name, _, index = part.removesuffix("]").partition("[")
+    return name, int(index) if index else None

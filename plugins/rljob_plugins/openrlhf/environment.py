@@ -5,9 +5,12 @@ message of the user.
 sources import its base classes from here. Standard library only.
 """
 
+import importlib.util
 import inspect
+import sys
 from collections.abc import Mapping
 from functools import partial
+from types import ModuleType
 from typing import Any, Final
 
 from rljob_api.errors import UserError
@@ -16,8 +19,8 @@ from rljob_service.worker.environments.model import text_of
 from rljob_service.worker.environments.stepping import Step, play_steps
 from rljob_service.worker.episodes.types import Episode, Message, Reply
 from rljob_service.worker.forms.json_values import to_log
-from rljob_service.worker.forms.stand_ins import provide_module
 
+_MODULES: Final = ("openrlhf", "openrlhf.utils", "openrlhf.utils.agent")
 _INSTANCE: Final = "AgentInstance"
 _BASES: Final = ("AgentInstanceBase", "AgentExecutorBase", "MultiTurnAgentExecutor", "SingleTurnAgentExecutor")
 
@@ -32,8 +35,16 @@ class _Base:
         return states
 
 
-# Before the user's source runs.
-provide_module("openrlhf.utils.agent", {name: type(name, (_Base,), {}) for name in _BASES})
+def _provide_bases() -> None:
+    """Make openrlhf.utils.agent importable with its base classes."""
+    package, utils, agent = (ModuleType(name) for name in _MODULES)
+    vars(agent).update({name: type(name, (_Base,), {}) for name in _BASES})
+    vars(utils)["agent"], vars(package)["utils"] = agent, utils
+    sys.modules.update(zip(_MODULES, (package, utils, agent), strict=True))
+
+
+if "openrlhf" not in sys.modules and importlib.util.find_spec("openrlhf") is None:
+    _provide_bases()  # before the user's source runs
 
 
 def load(id: str, args: dict[str, Any]) -> Any:

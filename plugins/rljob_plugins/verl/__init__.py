@@ -1,1 +1,1 @@
-"""verl: reward functions, reward managers, and former interaction classes."""
+"""verl: reward functions and reward managers."""

@@ -1,15 +1,13 @@
-"""verl's reward functions, reward managers and interaction classes."""
+"""verl's reward functions and reward managers."""
 
 from typing import Any, Final
 
 from rljob_api.functions import values
-from rljob_api.functions.conventions import Convention, ObjectForm, SignaturePlugin, UserForm
-from rljob_api.functions.descriptions import Class, Function
+from rljob_api.functions.conventions import Convention, ObjectForm, SignaturePlugin
+from rljob_api.functions.descriptions import Class
 from rljob_api.functions.forms import FormError
 from rljob_api.functions.values import Sample, Value
 
-GENERATE_RESPONSE: Final = "generate_response"
-"""The method of interaction classes."""
 _RUN_SINGLE: Final = "run_single"
 """The method of reward managers."""
 
@@ -40,15 +38,6 @@ def _check_manager(found: Class, scope: str) -> None:
             "    from verl.utils.reward_score import default_compute_score\n"
             "    def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
             "        return default_compute_score(data_source, solution_str, ground_truth, extra_info)"
-        )
-
-
-def _check_interaction(method: Function) -> None:
-    missing = [name for name in ("instance_id", "messages") if not method.accepts(name)]
-    if missing:
-        raise FormError(
-            f"{method.show()} does not take {' and '.join(missing)}; write generate_response(self, instance_id, "
-            "messages, **kwargs), or respond(self, messages, state)"
         )
 
 
@@ -110,15 +99,6 @@ SIGNATURE: Final = SignaturePlugin(
             matches=lambda found: _RUN_SINGLE in found.methods,
             check=_check_manager,
             bind="rljob_plugins.verl.manager:bind",
-        ),
-    ),
-    users=(
-        UserForm(
-            "verl interaction",
-            method=GENERATE_RESPONSE,
-            check=_check_interaction,
-            bind="rljob_plugins.verl.interaction:bind",
-            config_parameter="config",
         ),
     ),
     not_sent={

@@ -11,12 +11,10 @@ from typing import Any
 import pytest
 import yaml
 from kubernetes import client, watch
-from memory_plan.cases import SMOLLM2_135M
 from typer.testing import CliRunner, Result
 
 from rljob_cli.main import app
 from tests.integration.apiserver.exec_kubelet import ExecKubelet
-from tests.support.model_folder import write_model
 from tests.support.waiting import DEADLINE_SECONDS
 
 GROUP = ("rljob.dev", "v1alpha1")
@@ -126,24 +124,6 @@ def test_job_that_starts_from_another_needs_it_and_its_claim(submitter: Submitte
     )
     assert "waits: RLJob first exports its model at its end" in submitter.run(*start).output
     assert submitter.get_job()["spec"]["model"]["source"] == "job://first@last"
-
-
-def test_plan_counts_the_policy_of_the_namespace(submitter: Submitter) -> None:
-    write_model(submitter.file.parent / "model", SMOLLM2_135M)
-
-    def plan() -> Result:
-        model = ("--set", "spec.model.source=./model")
-        return CliRunner().invoke(app, ["plan", str(submitter.file), *model, *submitter.options])
-
-    assert f"the namespace {submitter.namespace} has no RLJobPolicy" in plan().output
-    limits = {"defaults": {"resources": {"head": {"limits": {"memory": "100Mi"}}}}, "limits": {"rolloutReplicas": 0}}
-    policy = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJobPolicy", "metadata": {"name": "default"}}
-    policy["spec"] = limits
-    submitter.jobs.create_namespaced_custom_object(*GROUP, submitter.namespace, "rljobpolicies", policy)
-    done = plan()
-    assert done.exit_code == 2
-    assert "resources.limits.memory is 100 MiB" in " ".join(done.output.split())
-    assert "spec.rollout.replicas must be at most 0" in done.output
 
 
 def test_namespace_of_the_file_is_used_unless_the_command_names_one(submitter: Submitter) -> None:

@@ -145,7 +145,7 @@ def test_importing_the_command_imports_no_heavy_package():
 
 @pytest.mark.parametrize(
     "arguments",
-    ["report x", "trajectories x", "trajectories diff x y", "export x --to y", "logs x", "suspend x", "resume x"],
+    ["report x", "trajectories x", "export x --to y", "logs x", "suspend x", "resume x"],
 )
 def test_a_run_that_does_not_exist_is_said_before_what_shows_one_is_imported(tmp_path, arguments):
     """Else the answer to a misspelt name takes a second."""

@@ -64,7 +64,7 @@ FLAGS = [([], True), (["--no-call"], False), (["--dry-run"], False), (["--no-cal
 
 
 @pytest.mark.parametrize(("flags", "should_call"), FLAGS)
-def test_submitted_evaluation_calls_its_rewards_unless_it_may_not(
+def test_submitted_job_calls_its_rewards_unless_it_may_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], should_call: bool
 ) -> None:
     given: list[bool] = []
@@ -74,7 +74,7 @@ def test_submitted_evaluation_calls_its_rewards_unless_it_may_not(
         raise SystemExit(0)
 
     monkeypatch.setattr("rljob_cli.submit.command.judge", judge)
-    done = CliRunner().invoke(app, ["evaluate", str(write_job(tmp_path, {})), "--submit", *flags])
+    done = CliRunner().invoke(app, ["submit", str(write_job(tmp_path, {})), *flags])
     assert (done.exit_code, given) == (0, [should_call]), done.output
 
 

@@ -70,11 +70,6 @@ def test_narrow_terminal_leaves_out_columns_and_cuts_no_number(width, line):
     assert re.split(r"\s{3,}", header) == names, "headers do not run together"
 
 
-def test_name_is_cut_in_its_middle():
-    columns = [Column("POD", is_text=True, keep_end=True)]
-    assert lines_of(columns, [["a-long-name-that-ends-in-7f9c8-00001"]], width=20)[1] == "a-long-na…f9c8-00001"
-
-
 def test_sentences_are_broken_between_words_and_paths_never():
     console = Console(file=io.StringIO(), width=20, force_terminal=True, color_system=None)
     print_lines_on(console)("a path of the tokenizer: /home/someone/models/small ends")

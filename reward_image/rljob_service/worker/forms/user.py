@@ -31,8 +31,8 @@ def bind(function: Callable[..., Any], parameters: Function, kwargs: Mapping[str
     def call(request: dict[str, Any]) -> Any:
         arguments = request["arguments"]
         arguments.setdefault("state", {})
-        columns = columns_of(arguments)
-        values = {**read_values(arguments), **{k: v for k, v in columns.items() if k in _ROW_OVERRIDES}}
+        columns = _columns_of(arguments)
+        values = {**_read_values(arguments), **{k: v for k, v in columns.items() if k in _ROW_OVERRIDES}}
         given = {**columns, **values, **kwargs}
         missing = [name for name in parameters.required if name not in given]
         if missing:
@@ -47,12 +47,12 @@ def bind(function: Callable[..., Any], parameters: Function, kwargs: Mapping[str
     return CallBinding(call, lambda value, request: read(value, request["arguments"]["state"]))
 
 
-def columns_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _columns_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
     columns: dict[str, Any] = arguments.get("extra_info", {})
     return columns
 
 
-def read_values(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _read_values(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return what named_forms.USER_VALUES names, from the fields of a UserCall."""
     truth = arguments.get("ground_truth")
     return {
@@ -64,7 +64,7 @@ def read_values(arguments: Mapping[str, Any]) -> dict[str, Any]:
         "ground_truth": truth,
         "answer": truth,
         "data_source": arguments.get("data_source", ""),
-        "extra_info": columns_of(arguments),
+        "extra_info": _columns_of(arguments),
     }
 
 
@@ -79,7 +79,7 @@ def read(value: Any, state: Any) -> CallOutcome:
     if unknown or "text" not in fields:
         what = f"with the unknown key {unknown[0]}" if unknown else 'without "text"'
         return failed_call(BAD_RETURN, f"respond returned a dict {what}; its keys may be {', '.join(_KEYS)}")
-    return read_reply(fields["text"], fields.get("reward"), fields.get("info"), fields.get("state"), "respond")
+    return _read_reply(fields["text"], fields.get("reward"), fields.get("info"), fields.get("state"))
 
 
 def _find_fields(value: Any, state: Any) -> dict[Any, Any] | None:
@@ -96,7 +96,7 @@ def _find_fields(value: Any, state: Any) -> dict[Any, Any] | None:
     return given if given.get("state") is not None else {**given, "state": state}
 
 
-def read_reply(text: Any, reward: Any, info: Any, state: Any, name: str) -> CallOutcome:
+def _read_reply(text: Any, reward: Any, info: Any, state: Any) -> CallOutcome:
     """Return a UserReply of these parts; a reason if one of them has another type than it must."""
 
     def build() -> dict[str, Any]:
@@ -109,4 +109,4 @@ def read_reply(text: Any, reward: Any, info: Any, state: Any, name: str) -> Call
             "info": to_log(read_mapping(info, "info")),
         }
 
-    return build_reply(build, name, MAX_USER_REPLY_BYTES)
+    return build_reply(build, named_forms.RESPOND, MAX_USER_REPLY_BYTES)

@@ -7,7 +7,6 @@ Tools: from what the source defines to schemas, checked calls, and results as te
 arguments that fit its schema, and a result is a str of a bounded length.
 """
 
-import contextlib
 import difflib
 import inspect
 import types
@@ -16,10 +15,8 @@ from typing import Any, Final, NamedTuple
 
 from rljob_api.errors import UserError
 from rljob_api.functions import forms, named_forms, tool_forms
-from rljob_api.functions.conventions import Signatures, load_signatures
 from rljob_api.functions.descriptions import Class, Function
 from rljob_api.functions.forms import FormError
-from rljob_api.functions.plugins import load_reference
 from rljob_api.wire.contract import MAX_TOOL_RESULT_CHARACTERS
 from rljob_service.worker.forms import inspection, user
 from rljob_service.worker.forms.arguments import ArgumentError, check_arguments
@@ -159,22 +156,13 @@ _OWN_TOOLS: Final = ("rljob_service.worker.mcp_client", CODE_MODULE)
 """Modules of the image whose classes have the schemas of their tools, and answer calls themselves."""
 
 
-def prepare(settings: FunctionSettings) -> None:
-    """Called before the source runs: plugins may provide modules that it imports."""
-    if settings.serves == USER:
-        for form in load_signatures(settings.signatures).users:
-            with contextlib.suppress(Exception):  # of the plugin: its own classes fail with it, when they are bound
-                load_reference(form.bind)
-
-
 def find(module: types.ModuleType, settings: FunctionSettings) -> Found:
     """Return the entry point. Raise UserError, with what the source defines, if it has none."""
     own = list_own(module, settings)
     defined = [name for name, value in own if inspect.isfunction(value) or inspect.isclass(value)]
     if settings.serves == USER:
-        known = load_signatures(settings.signatures)
-        candidates = _find_user(module, settings, own, known)
-        problem = named_forms.describe_missing_user(settings.entrypoint, defined, known)
+        candidates = _find_user(module, settings, own)
+        problem = named_forms.describe_missing_user(settings.entrypoint, defined)
     else:
         candidates = _find_tools(module, settings, own)
         problem = tool_forms.describe_missing_tools(settings.entrypoint, defined)
@@ -183,12 +171,12 @@ def find(module: types.ModuleType, settings: FunctionSettings) -> Found:
     raise UserError(f"{settings.path}:1: {problem}")
 
 
-def _find_user(module: types.ModuleType, settings: FunctionSettings, own: Named, known: Signatures) -> Named:
+def _find_user(module: types.ModuleType, settings: FunctionSettings, own: Named) -> Named:
     found = list_defined(module, [settings.entrypoint or named_forms.RESPOND])
     if found or settings.entrypoint is not None:
         return found
     classes = [(name, value) for name, value in own if inspect.isclass(value)]
-    return [(name, value) for name, value in classes if named_forms.is_user_class(dir(value), known)]
+    return [(name, value) for name, value in classes if named_forms.RESPOND in dir(value)]
 
 
 def _find_tools(module: types.ModuleType, settings: FunctionSettings, own: Named) -> Named:
@@ -209,18 +197,13 @@ def bind(found: Found, settings: FunctionSettings, path: str) -> BoundFunction:
 def _bind_user(found: Found, settings: FunctionSettings, path: str) -> BoundFunction:
     name, value = found
     described = inspection.describe(name, value)
-    known = load_signatures(settings.signatures)
-    plan = named_forms.plan_user(described, settings.kwargs, settings.factory_args, known)
-    if plan.kind == "function":
-        assert isinstance(described, Function)
+    plan = named_forms.plan_user(described, settings.kwargs, settings.factory_args)
+    if isinstance(described, Function):
         calls, signature = user.bind(value, described, settings.kwargs), named_forms.RESPOND
     else:
         made = value(**plan.arguments) if inspect.isclass(value) else value
-        if plan.form is not None:
-            calls, signature = load_reference(plan.form.bind)(made, name), plan.form.name
-        else:
-            method = getattr(made, plan.method)
-            calls, signature = user.bind(method, inspection.read_parameters(plan.method, method), {}), name
+        method = getattr(made, plan.method)
+        calls, signature = user.bind(method, inspection.read_parameters(plan.method, method), {}), name
     return BoundFunction(None, None, name_of(value, name), signature, path, calls=calls)
 
 

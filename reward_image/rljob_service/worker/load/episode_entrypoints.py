@@ -251,7 +251,7 @@ def find(module: types.ModuleType, settings: FunctionSettings) -> Found:
 def _find_program(module: types.ModuleType, own: Named) -> Named:
     classes = ((name, value) for name, value in own if inspect.isclass(value))
     found = list_defined(module, [named_forms.RUN])
-    return found or [(name, value) for name, value in classes if named_forms.is_program_class(dir(value))]
+    return found or [(name, value) for name, value in classes if RUN in dir(value)]
 
 
 def bind(found: Found, settings: FunctionSettings, path: str) -> BoundFunction:
@@ -305,8 +305,7 @@ def _bind_program(found: Found, settings: FunctionSettings) -> Program:
         value = value(**settings.factory_args)
     described = inspection.describe(name, value)
     plan = named_forms.plan_program(described, settings.kwargs, settings.factory_args)
-    if plan.kind == "function":
-        assert isinstance(described, Function)
+    if isinstance(described, Function):
         return Program(make_step(described, value, settings.kwargs))
     return from_object(value(**plan.arguments) if inspect.isclass(value) else value, name)
 

@@ -58,7 +58,6 @@ def load(settings: FunctionSettings) -> BoundFunction:
     else:
         from rljob_service.worker.load import agent_entrypoints  # here, since workers of rewards do not need it
 
-        agent_entrypoints.prepare(settings)
         find, bind = agent_entrypoints.find, agent_entrypoints.bind
     module = _execute(settings)
     path = _FIELDS.get(settings.module or "") or getattr(module, "__file__", None) or settings.path

@@ -15,7 +15,6 @@ import pytest
 
 from rljob_api.wire.calls import ToolSchema
 from rljob_api.wire.contract import MAX_TOOL_RESULT_CHARACTERS, ExitCode
-from tests.paths import ROOT
 from tests.support.reward_process import Server
 from tests.support.waiting import DEADLINE_SECONDS, wait_for
 
@@ -339,26 +338,6 @@ def test_call_that_is_not_a_user_call_is_refused(user: Server) -> None:
     assert (status, answer["detail"]) == (422, "arguments: prompt: Field required")
     status, answer, _ = user.request("POST", "/v1/score", {"id": "a"})
     assert (status, answer["detail"]) == (422, "this server serves user; POST each call to /v1/call")
-
-
-def test_interaction_class_of_verl_is_served_unchanged(start_server: StartServer) -> None:
-    source = (ROOT / "tests" / "data" / "rewards" / "verl_interaction.py").read_text()
-    function = {"kwargs": {"right": "Yes."}}
-    server = start_server(source, ["--serves", "user"], slots=2, function=function)
-    assert server.request("GET", "/v1/info")[1]["signature"] == "verl interaction"
-    messages = list(MESSAGES)
-    rewards, turn = [], 0
-    while True:
-        value = server.call({"messages": messages, "prompt": MESSAGES[:1], "ground_truth": "5", "turn": turn})["value"]
-        rewards.append(value["reward"])
-        if value["text"] is None:
-            break
-        turn += 1
-        messages += [{"role": "user", "content": value["text"]}, {"role": "assistant", "content": str(3 + turn)}]
-    assert (rewards, value["info"]) == (
-        [0.0, 0.0, 1.0],
-        {"answers": ["3", "4", "5"], "level": "easy", "response": "Yes."},
-    )
 
 
 @pytest.mark.parametrize(

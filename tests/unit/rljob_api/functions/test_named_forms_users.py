@@ -38,7 +38,6 @@ def test_user_that_can_be_called_has_no_problem(source: str) -> None:
         ("", 1, "def respond(messages, state):"),
         ("class User:\n    def answer(self): ...", 1, "set function.entrypoint: User"),
         ("\nclass User:\n    def __init__(self, level): ...\n    def respond(self, messages): ...", 2, "{level: ...}"),
-        ("class User:\n    def generate_response(self, messages): ...", 1, "does not take instance_id"),
     ],
 )
 def test_user_that_cannot_be_called_is_refused_with_the_fix(source: str, line: int | None, expected: str) -> None:

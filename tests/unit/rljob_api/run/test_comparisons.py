@@ -26,7 +26,9 @@ def test_each_estimator_of_each_set_is_a_figure():
 
 
 def test_file_reads_back_as_the_same(tmp_path):
-    model = ModelResult(model="m", source="/m", job="j", phase="Succeeded", figures=list_figures([SAMPLED]))
+    model = ModelResult(
+        model="m", source="/m", job="j", run="runs/j", phase="Succeeded", figures=list_figures([SAMPLED])
+    )
     comparison = Comparison(job="sums", models=[model])
     path = write_comparison(tmp_path, comparison)
     assert path.name == FILE_EVALUATION

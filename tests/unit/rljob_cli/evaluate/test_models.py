@@ -27,8 +27,8 @@ def runs(tmp_path, monkeypatch):
     return tmp_path / "runs"
 
 
-def find(given, runs, **options):
-    [found] = find_candidates([given], "/own", runs, **options)
+def find(given, runs):
+    [found] = find_candidates([given], "/own", runs)
     return found
 
 
@@ -83,12 +83,6 @@ def test_what_is_no_model_is_refused_with_the_remedy(given, message, runs):
         find(given, runs)
 
 
-def test_absolute_path_may_be_one_in_the_pods_of_a_cluster(runs, tmp_path):
-    assert not find("/models/in/pods", runs, in_cluster=True).is_local
-    assert find(str(tmp_path / "model"), runs, in_cluster=True).is_local
-    assert find("sums@20", runs, in_cluster=True).is_local, "it is exported before it is taken along"
-
-
 def test_model_that_is_given_twice_is_refused(runs):
     with pytest.raises(UserError, match="--model model is given twice"):
         find_candidates(["model", "model"], "/own", runs)
@@ -125,7 +119,7 @@ def change(tmp_path):
         path = tmp_path / "job.yaml"
         manifest = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "sums"}}
         path.write_text(yaml.safe_dump(manifest | {"spec": SPEC | spec}))
-        overrides = list_overrides(load_partial(path, []).job, candidate, "sums-eval-a", candidate.source)
+        overrides = list_overrides(load_partial(path, []).job, candidate, "sums-eval-a")
         file = load_partial(path, overrides)
         assert file.problems == ()
         return file.job

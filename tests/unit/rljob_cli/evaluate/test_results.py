@@ -8,7 +8,8 @@ from rljob_cli.tables import to_text
 
 
 def make_result(model, phase="Succeeded", figures=(), message=""):
-    return ModelResult(model=model, source="/m", job=f"j-{model}", phase=phase, figures=list(figures), message=message)
+    fields = {"phase": phase, "figures": list(figures), "message": message}
+    return ModelResult(model=model, source="/m", job=f"j-{model}", run=f"runs/j-{model}", **fields)
 
 
 FIRST = [

@@ -141,23 +141,21 @@ def test_sample_has_its_results_and_both_ends_of_a_long_text(run_dir):
 
 
 @pytest.mark.parametrize("columns", [40, 60, 80])
-@pytest.mark.parametrize("arguments", [["sums"], ["diff", "sums", "sums"]], ids=["show", "diff"])
-def test_narrow_terminal_cuts_no_number_and_no_message(run_dir, columns, arguments, monkeypatch):
+def test_narrow_terminal_cuts_no_number_and_no_message(run_dir, columns, monkeypatch):
     def make_console():
         return CleanConsole(sys.stdout, width=columns, force_terminal=True)
 
-    for module in ("tables", "trajectories.tables"):
-        monkeypatch.setattr(f"rljob_cli.{module}.make_console", make_console)
+    monkeypatch.setattr("rljob_cli.tables.make_console", make_console)
     scores = {
         name: result(0.123456789) for name in ("exact", "style", "a_reward_with_a_name_of_fifty_characters_or_a_few")
     }
     message = " ".join(f"word{number}" for number in range(30))
     write(run_dir, 3, group(0, "1+1?", scores, {"exact": failed().model_copy(update={"message": message})}))
-    shown = rljob(*arguments, "--dir", run_dir.parent, "--step", 3, "--lane", "train").output
+    shown = rljob("sums", "--dir", run_dir.parent, "--step", 3, "--lane", "train").output
     lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).rstrip() for line in shown.splitlines()]
     assert max(map(len, lines)) <= columns, shown
     assert sum(line.count("0.1235") for line in lines) >= 3, shown
-    assert message in " ".join(" ".join(lines).split()) or "diff" in arguments, shown
+    assert message in " ".join(" ".join(lines).split()), shown
 
 
 def test_command_reports_that_samples_are_left_out(run_dir):
@@ -189,8 +187,6 @@ def test_name_of_a_run_means_the_run_and_not_the_folder_of_its_job(run_dir, tmp_
     ("arguments", "message"),
     [
         (["nowhere"], "run not found"),
-        (["diff", "sums"], "diff takes two runs, got 1"),
-        (["sums", "sums"], "pass one run, or: diff RUN_A RUN_B"),
         (["sums", "--lane", "test"], "--lane must be train or eval, got test"),
     ],
 )
@@ -200,10 +196,9 @@ def test_invalid_arguments_are_reported_with_a_remedy(run_dir, arguments, messag
     assert message in done.output
 
 
-@pytest.mark.parametrize("command", [["sums"], ["diff", "sums", "sums"]], ids=["show", "diff"])
 @pytest.mark.parametrize("output", ["text", "json"])
-def test_unknown_reward_is_an_error_with_the_names(run_dir, command, output):
-    done = rljob(*command, "--dir", run_dir.parent, "--reward", "corect", "-o", output)
+def test_unknown_reward_is_an_error_with_the_names(run_dir, output):
+    done = rljob("sums", "--dir", run_dir.parent, "--reward", "corect", "-o", output)
     assert done.exit_code == 2
     assert "--reward must be a reward of the run: correct, style; got corect" in done.output
 
@@ -220,10 +215,9 @@ CHAT = [
 ]
 
 
-@pytest.mark.parametrize("arguments", [["chat"], ["diff", "chat", "chat"]], ids=["show", "diff"])
-def test_conversation_is_shown_as_text(tmp_path, arguments):
+def test_conversation_is_shown_as_text(tmp_path):
     write(tmp_path / "chat", 1, group(0, CHAT, {"correct": result(1.0)}))
-    shown = rljob(*arguments, "--dir", tmp_path).output
+    shown = rljob("chat", "--dir", tmp_path).output
     for text in ("system: Be brief.", "user: What is 1+1?", 'tool: {"result": 2}'):
         assert text in shown, shown
     assert "role" not in shown
@@ -254,61 +248,3 @@ def test_unreadable_file_or_other_version_is_named(run_dir):
     assert (done.exit_code, str(path) in done.output) == (2, True)
     pq.write_table(pa.table({"step": [3]}), path)
     assert "another version of rljob" in rljob(run_dir).output
-
-
-@pytest.fixture
-def other_dir(tmp_path):
-    folder = tmp_path / "runs" / "other"
-    write(folder, 7, group(0, "held out?", {"correct": result(0.25)}), lane="eval")
-    write(folder, 9, group(0, "held out?", {"correct": result(0.5)}), group(1, "only here?", {}), lane="eval")
-    write(folder, 1, group(5, "1+1?", {"correct": result(1.0)}, {"correct": failed()}))
-    write(folder, 2, group(3, "2+2?", {"correct": result(1.0, components={"exact": 0.0})}))
-    return folder
-
-
-def test_diff_compares_the_last_evaluations(run_dir, other_dir):
-    [pair] = rows("diff", run_dir, other_dir)
-    assert pair["prompt"] == "held out?"
-    assert (pair["a"]["means"]["score"], pair["b"]["means"]["score"]) == (1.0, 0.5)
-    assert pair["difference"] == {"score": -0.5, "correct": -0.5}
-
-
-def test_diff_of_training_matches_all_steps_and_excludes_invalid_results(run_dir, other_dir):
-    first, second = rows("diff", run_dir, other_dir, "--lane", "train")
-    assert (first["prompt"], first["difference"]["score"]) == ("1+1?", 0.5)
-    assert first["b"] == {"num_samples": 2, "num_invalid": 1, "means": {"score": 1.0, "correct": 1.0}}
-    assert (second["prompt"], second["difference"]["correct/exact"]) == ("2+2?", -1.0)
-
-
-def test_diff_table_has_means_per_curve_and_the_largest_differences(run_dir, other_dir):
-    shown = rljob("diff", run_dir, other_dir, "--lane", "train", "--limit", 1).output
-    for text in ("better in b", "correct/exact", "2 prompts in both", "1 only in a", "1+1?", "1 invalid"):
-        assert text in shown, shown
-    assert "2+2?" not in shown
-    assert "the 1 that differ most; more with --limit" in shown
-
-
-def test_diff_compares_within_each_evaluation_set_and_each_seat(tmp_path):
-    for run, (greedy, sampled, first, second) in {"a": (1.0, 0.0, 0.25, -0.25), "b": (0.0, 1.0, 0.5, -0.5)}.items():
-        sets = [("eval", {"r": result(greedy)}), ("sampled", {"r": result(sampled)})]
-        groups = [replace(group(i, "1+1?", results), held_out=name) for i, (name, results) in enumerate(sets)]
-        game = replace(group(2, "play", {"r": result(first)}, {"r": result(second)}), held_out="eval")
-        for each, seat in zip(game.episodes, ("first", "second"), strict=True):
-            each.seat = seat
-        write(tmp_path / run, 0, *groups, game, lane="eval")
-    pairs = rows("diff", tmp_path / "a", tmp_path / "b")
-    assert [(pair["set"], pair["seat"], pair["difference"]["score"]) for pair in pairs] == [
-        ("eval", None, -1.0),
-        ("sampled", None, 1.0),
-        ("eval", "first", 0.25),
-        ("eval", "second", -0.25),
-    ]
-    shown = rljob("diff", tmp_path / "a", tmp_path / "b").output
-    assert "set sampled" in shown
-    assert "seat second" in shown
-
-
-def test_diff_of_runs_without_a_common_prompt_is_an_error(run_dir, other_dir):
-    done = rljob("diff", run_dir, other_dir, "--step", 7, "--lane", "eval")
-    assert done.exit_code == 2
-    assert "no prompt in common in lane eval, step 7" in done.output

@@ -3,11 +3,10 @@
 from dataclasses import replace
 
 import pytest
-from memory_plan.cases import QWEN25_1B5, QWEN25_7B, QWEN25_32B, SMOLLM2_135M
+from memory_plan.cases import QWEN25_7B, SMOLLM2_135M
 
 from rljob_api.manifest.job import RLJob
 from rljob_inputs.memory.plan import ModelFacts, Question, build_work, max_row_tokens, micro_batch_tokens, plan_memory
-from rljob_inputs.memory.remedies import SHARE, find_remedy
 from rljob_inputs.models.defaults import resolve_job
 
 GIB = 2**30
@@ -128,48 +127,6 @@ def test_packed_rows_have_no_masks_but_copies_of_a_groups_keys():
 
 SHARED = {"placement": "trainer", "gpusPerReplica": 1, "maxModelLen": 1536}
 ONE_GPU = {"gpusPerReplica": 1}
-LONG = {"maxModelLen": 16384, "sampling": {"maxTokens": 8192}}
-
-
-@pytest.mark.parametrize(
-    ("config", "gpu_gib", "trainer", "rollout", "described"),
-    [
-        (QWEN25_1B5, 48, ONE_GPU, {**SHARED, "gpuMemoryUtilization": 0.99}, "rollout.gpuMemoryUtilization: 0.9 ("),
-        (QWEN25_7B, 80, ON_GPUS["trainer"], {}, "trainer.microBatchTokens: 4096 ("),
-        (QWEN25_7B, 80, ON_GPUS["trainer"], LONG, "trainer.gradientCheckpointing: full ("),
-        (QWEN25_32B, 78, {"gpusPerReplica": 8}, {}, "trainer.microBatchTokens: 2048 ("),
-        (QWEN25_32B, 75, {"gpusPerReplica": 8}, {}, "trainer.lora: {rank: 32} ("),
-        (QWEN25_32B, 80, ONE_GPU, SHARED, "trainer.lora: {rank: 32} ("),
-        (QWEN25_32B, 48, {**ONE_GPU, "lora": {"rank": 8}}, SHARED, "a model of the size of Qwen2.5-14B ("),
-        (QWEN25_7B, 22, ON_GPUS["trainer"], {}, None),
-    ],
-)
-def test_the_remedy_is_the_cheapest_change_that_fits_by_the_plan(config, gpu_gib, trainer, rollout, described):
-    question = ask(config, gpu_gib=gpu_gib, prompt=512, trainer=trainer, rollout=rollout)
-    need = find(question, "trainer", "gpu")
-    remedy = find_remedy(question, need)
-    if described is None:
-        assert remedy is None
-        return
-    assert remedy.describe().startswith(described)
-    assert remedy.num_bytes <= gpu_gib * GIB < need.num_bytes
-
-
-def test_more_gpus_than_there_are_is_not_a_remedy():
-    question = ask(QWEN25_32B, gpu_gib=24, prompt=512, trainer=ONE_GPU, rollout=SHARED)
-    question = replace(question, num_gpus=1)
-    remedy = find_remedy(question, find(question, "trainer", "gpu"))
-    assert (remedy.fields, remedy.model) == ({}, "Qwen2.5-0.5B")
-
-
-def test_a_remedy_takes_the_gpu_from_no_other_need():
-    """A seventh of the GPU would do for a trainer that frees nothing, but not for vLLM."""
-    rollout = {**SHARED, "maxModelLen": 32768, "gpuMemoryUtilization": 0.95}
-    question = ask(gpu_gib=18.5, trainer={"gpusPerReplica": 1, "lora": {"rank": 8}}, rollout=rollout)
-    need = find(question, "trainer", "gpu")
-    generate = replace(need, moments=need.moments[:1])
-    remedy = find_remedy(question, generate)
-    assert remedy is None or SHARE not in remedy.fields
 
 
 def test_a_rollout_needs_its_weights_and_one_text():
@@ -179,14 +136,16 @@ def test_a_rollout_needs_its_weights_and_one_text():
     assert part(need, "weights") == 2 * 7_615_616_512
     assert part(need, "KV cache: one text") == 32768 * 2 * 28 * 4 * 128 * 2
     assert need.available == int(0.9 * 18 * GIB)
-    assert find_remedy(question, need).fields == {"rollout.gpusPerReplica": 2}
+    assert need.fits is False
+    assert find(ask(gpu_gib=18, rollout=rollout | {"gpusPerReplica": 2}), "rollout", "gpu").fits is True
 
 
 def test_a_shorter_text_may_be_enough_for_a_rollout():
     question = ask(gpu_gib=20, rollout={"gpusPerReplica": 1, "maxModelLen": 32768})
     need = find(question, "rollout", "gpu")
     assert need.fits is False
-    assert find_remedy(replace(question, num_gpus=1), need).fields == {"rollout.maxModelLen": 4096}
+    shorter = ask(gpu_gib=20, rollout={"gpusPerReplica": 1, "maxModelLen": 4096})
+    assert find(shorter, "rollout", "gpu").fits is True
 
 
 def test_tensor_parallel_gpus_share_weights_and_heads():

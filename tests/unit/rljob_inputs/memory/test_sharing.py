@@ -6,7 +6,6 @@ import pytest
 from memory_plan.cases import QWEN25_1B5
 
 from rljob_inputs.memory.gpus import count_all_gpus
-from rljob_inputs.memory.remedies import find_remedy
 from rljob_inputs.memory.sharing import share_gpus
 from tests.unit.rljob_inputs.memory.test_plan import ask, find
 
@@ -109,8 +108,7 @@ def test_an_unknown_model_is_a_reason():
     assert sharing.reason == "the model's shape is unknown, so whether both fit is, too"
 
 
-def test_what_does_not_fit_has_a_remedy_without_more_gpus():
+def test_what_does_not_fit_is_the_reason():
     sharing = share_gpus(ask_with(1))
     assert sharing.reason == "both do not fit"
-    remedy = find_remedy(sharing.question, sharing.misfit)
-    assert list(remedy.fields) == ["trainer.lora"]
+    assert sharing.misfit.role == "trainer"

@@ -9,9 +9,7 @@ import pytest
 from rljob_api.errors import UserError
 from rljob_api.wire.calls import UserReply
 from rljob_api.wire.contract import MAX_USER_REPLY_BYTES
-from rljob_service.worker.settings import USER
 from tests.support.agent_functions import ANSWERS, call_user
-from tests.support.loading import find_problems
 
 RESPOND = "def respond(messages, state):\n    return "
 
@@ -172,17 +170,3 @@ def test_calls_share_nothing_but_the_state() -> None:
     first = call_user(source)
     second = call_user(source, state=first.value["state"])
     assert (first.value["state"], second.value["state"]) == ({"n": 1}, {"n": 2})
-
-
-INTERACTION = """
-class U:
-    def __init__(self, config, x): ...
-    def generate_response(self, instance_id, messages): ...
-"""
-
-
-def test_kwargs_of_an_interaction_are_its_config_or_its_arguments() -> None:
-    refused = "function.py:2: U(config, x) requires x; set function.kwargs: {x: ...}"
-    assert find_problems(INTERACTION, "function.py", USER) == [refused]
-    assert find_problems(INTERACTION, "function.py", USER, kwargs={"x": 1}) == [refused], "a config"
-    assert find_problems(INTERACTION, "function.py", USER, kwargs={"x": 1, "config": 2}) == []

@@ -299,6 +299,9 @@ class ExportOptions:
 @dataclass(frozen=True, kw_only=True)
 class ReportOptions:
     run: RunArgument
+    should_send: Annotated[
+        bool, typer.Option("--send", help="First send what trackers missed of the run, by this shell's environment.")
+    ] = False
     file: Annotated[Path | None, typer.Option("--to", metavar="FILE.html", help="Default: report.html in the run.")] = (
         None
     )

@@ -1,5 +1,7 @@
 """`rljob report`, and the report that `rljob run` writes at its end."""
 
+import subprocess
+import sys
 import webbrowser
 from datetime import datetime
 from pathlib import Path
@@ -10,6 +12,7 @@ from rljob_cli.options import ReportOptions
 from rljob_cli.output import say
 from rljob_cli.report.collect import collect_run
 from rljob_cli.report.page import render_page
+from rljob_cli.run.runfolder import is_in_use
 from rljob_cli.trajectories.log import find_run
 from rljob_inputs.machine.installation import require
 
@@ -20,6 +23,13 @@ def report_command(options: ReportOptions) -> int:
     run, output = options.run, options.file
     if output is not None and output.suffix not in (".html", ".htm"):
         raise UserError(f"--to must be a file that ends with .html, got {output}")
+    if options.should_send:
+        if options.target:
+            raise UserError("--send is for a run on this machine; copy its folder")
+        require("rljob report --send")
+        if is_in_use(folder := find_run(run, options.directory)):
+            raise UserError(f"{folder} is in use; its run sends what it can until its end")
+        subprocess.run([sys.executable, "-m", "rljob_trainer.history.tracking", str(folder)], check=True)
     if not options.target:
         return _write(find_run(run, options.directory), output, options.should_open)
     from rljob_cli.cluster.commands import with_copy

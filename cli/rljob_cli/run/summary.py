@@ -201,7 +201,7 @@ def summary_lines(summary: RunSummary) -> Iterator[tuple[str, str]]:
             yield name, counts.url
     lost = {name: counts.lost + counts.waiting for name, counts in summary.trackers.items()}
     if any(lost.values()):
-        yield "records lost", f"{_counts(lost)}; metrics.jsonl has them"
+        yield "records lost", f"{_counts(lost)}; `rljob report --send` sends them from metrics.jsonl"
     yield "restarts", _counts(summary.restarts)
     if summary.pause_seconds is not None:
         transfer = summary.transfer_seconds or 0

@@ -56,26 +56,28 @@ class Delivery:
         self.name = name
         self._connect, self._limits = connect, limits or DeliveryLimits()
         self._changed = threading.Condition()
-        self._queue: deque[tuple[float, Send]] = deque()
-        self._is_sending = False
-        self._num_taken = 0
-        """Records that the client took. Some clients send them later."""
+        self._queue: deque[tuple[float, Send, str]] = deque()
+        self._sending: str | None = None
+        """The key of the record that is sent now."""
+        self._taken: list[str] = []
+        """Keys of the records that the client took. Some clients send them later."""
         self._url = ""
-        self._num_sent = self._num_lost = self._num_failures = 0
+        self.missed: list[str] = []
+        """Keys of the records that are lost."""
+        self._num_sent = self._num_failures = 0
         self._ends_at: float | None = None
         self._client: Closable | None = None
         self._thread = threading.Thread(target=self._run, name=f"tracker-{name}", daemon=True)
 
-    def submit(self, send: Send) -> None:
-        """Queue a call. If the queue is full, its oldest record is lost."""
+    def submit(self, send: Send, key: str = "") -> None:
+        """Queue a call. If the queue is full, its oldest record is lost. `key`: names the record that is sent."""
         with self._changed:
             if self._ends_at is not None:
-                self._lose(1, "it came after the end of the run")
+                self._lose(key, "it came after the end of the run")
                 return
             if len(self._queue) >= self._limits.max_waiting:
-                self._queue.popleft()
-                self._lose(1, f"{self._limits.max_waiting} records wait")
-            self._queue.append((time.monotonic(), send))
+                self._lose(self._queue.popleft()[2], f"{self._limits.max_waiting} records wait")
+            self._queue.append((time.monotonic(), send, key))
             if self._thread.ident is None:
                 self._thread.start()
             self._changed.notify_all()
@@ -92,48 +94,51 @@ class Delivery:
         if self._thread.ident is not None:
             self._thread.join(max(0.0, ends_at - time.monotonic()))
         with self._changed:
-            remaining = len(self._queue) + self._is_sending
+            remaining = [] if self._sending is None else [self._sending]
+            remaining += [key for *_, key in self._queue]
             if self._thread.is_alive() and not remaining:  # the client that closes may still send what it took
-                remaining, self._num_taken = self._num_taken, 0
-            self._lose(remaining, "the run ended")
+                remaining, self._taken = self._taken, []
+            for key in remaining:
+                self._lose(key, "the run ended")
             self._queue.clear()
-            self._is_sending = False
+            self._sending = None
         counts = self.counts()
         if counts.lost:
             log.warning("%s: %d records were sent, %d are lost", self.name, counts.sent, counts.lost)
 
     def _count(self) -> DeliveryCounts:
-        waiting = len(self._queue) + self._is_sending
+        waiting = len(self._queue) + (self._sending is not None)
         return DeliveryCounts(
-            sent=self._num_sent + self._num_taken, lost=self._num_lost, waiting=waiting, url=self._url
+            sent=self._num_sent + len(self._taken), lost=len(self.missed), waiting=waiting, url=self._url
         )
 
-    def _lose(self, count: int, why: str) -> None:
-        if count and not self._num_lost:
+    def _lose(self, key: str, why: str) -> None:
+        if not self.missed:
             log.warning("%s: a record is lost, because %s; metrics.jsonl has it", self.name, why)
-        self._num_lost += count
+        self.missed.append(key)
 
     def _run(self) -> None:
         while (entry := self._take()) is not None:
-            outcome = self._deliver(*entry)
+            outcome = self._deliver(*entry[:2])
             with self._changed:
-                if self._is_sending:  # else close() has counted it as lost
-                    self._is_sending = False
+                if self._sending is not None:  # else close() has counted it as lost
+                    self._sending = None
                     if outcome is None:
-                        self._num_taken += 1
+                        self._taken.append(entry[2])
                     else:
-                        self._lose(1, outcome)
+                        self._lose(entry[2], outcome)
                 self._changed.notify_all()
         self._disconnect()
 
-    def _take(self) -> tuple[float, Send] | None:
+    def _take(self) -> tuple[float, Send, str] | None:
         """Wait for the next record; None at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._ends_at is not None)
             if not self._queue:
                 return None
-            self._is_sending = True
-            return self._queue.popleft()
+            entry = self._queue.popleft()
+            self._sending = entry[2]
+            return entry
 
     def _deliver(self, submitted_at: float, send: Send) -> str | None:
         """Send one record. Return why it is lost, or None."""
@@ -186,15 +191,15 @@ class Delivery:
         client, self._client = self._client, None
         if client is None:
             return
-        num_unsent = 0
+        unsent: list[str] = []
         try:
             client.close()
         except UnsentError as error:
-            num_unsent = self._num_taken
-            log.warning("%s: %d records may not have arrived: %s", self.name, num_unsent, error)
+            unsent = self._taken
+            log.warning("%s: %d records may not have arrived: %s", self.name, len(unsent), error)
         except Exception as error:
             log.warning("%s: cannot close: %s: %s", self.name, type(error).__name__, error)
         with self._changed:
-            self._num_sent += self._num_taken - num_unsent
-            self._num_lost += num_unsent
-            self._num_taken = 0
+            self._num_sent += len(self._taken) - len(unsent)
+            self.missed += unsent
+            self._taken = []

@@ -3,18 +3,20 @@ MLflow, trackio, and one of the user.
 
 `delivery` sends: it calls a tracker always in one thread, so that it may wait. Invariants: a tracker never stops or
 delays training, and what it loses is counted and shown; a run keeps its id in a tracker for as long as its folder
-exists, so a restart continues it.
+exists, so a restart continues it. What trackers missed is named in the folder, and `rljob report --send` starts this
+module, which sends it.
 """
 
 import asyncio
 import importlib
+import json
 import logging
 import os
 import posixpath
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from importlib.machinery import SourceFileLoader
@@ -22,10 +24,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
+from pydantic import TypeAdapter
+
 from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
+from rljob_api.read.pod_files import load_job_file
+from rljob_api.run.folder import FILE_JOB, FILE_METRICS
 from rljob_api.run.gauges import flatten, name_series
-from rljob_api.run.metrics import AnyRecord
+from rljob_api.run.metrics import AnyRecord, read_metrics
 from rljob_api.run.summaries import DeliveryCounts
 from rljob_api.wire.redaction import Redactor, find_values, redact_job
 from rljob_inputs.machine.installation import describe_tracker, has_module
@@ -262,9 +268,11 @@ class Trackers:
         redactor: Redactor | None = None,
         *,
         num_samples: int = 0,
+        run_dir: Path | None = None,
     ) -> None:
-        """`num_samples`: of each step and evaluation, for the table of samples. `redactor`: hides the job's secrets."""
-        self._deliveries, self._num_samples = deliveries, num_samples
+        """`num_samples`: of each step and evaluation, for the table of samples. `redactor`: hides the job's secrets.
+        `run_dir`: keeps the names of records that a tracker missed. None: nothing does."""
+        self._deliveries, self._num_samples, self._run_dir = deliveries, num_samples, run_dir
         self._redactor = redactor or Redactor()
 
     def log(self, record: AnyRecord, groups: Sequence[Group] = ()) -> None:
@@ -272,7 +280,7 @@ class Trackers:
         tracked = TrackedRecord(
             name_series(record), record.step, flatten(record), samples=self._redactor.redact(samples)
         )
-        self._submit(lambda tracker: tracker.log(tracked))
+        self._submit(lambda tracker: tracker.log(tracked), name_record(record))
 
     def restart_at(self, step: int) -> None:
         self._submit(lambda tracker: tracker.restart_at(step))
@@ -284,11 +292,64 @@ class Trackers:
         """Send what waits, close the clients, and return the counts of each tracker."""
         ends_at = time.monotonic() + seconds
         await asyncio.gather(*(asyncio.to_thread(delivery.close, ends_at) for delivery in self._deliveries))
+        missed = {each.name: found for each in self._deliveries if (found := [*filter(None, each.missed)])}
+        if self._run_dir is not None and missed:
+            known = _read_missed(self._run_dir) or {}
+            added = {name: list(dict.fromkeys(known.get(name, []) + keys)) for name, keys in missed.items()}
+            _write_missed(self._run_dir, known | added)
         return self.counts()
 
-    def _submit(self, send: Callable[[Tracker], None]) -> None:
+    def _submit(self, send: Callable[[Tracker], None], key: str = "") -> None:
         for delivery in self._deliveries:
-            delivery.submit(send)
+            delivery.submit(send, key)
+
+
+_FILE_MISSED = "missed-records.json"
+
+
+def name_record(record: AnyRecord) -> str:
+    return f"{name_series(record)} {record.step}"
+
+
+def _read_missed(run_dir: Path) -> dict[str, list[str]] | None:
+    """Return the names of the records that each tracker missed; None if the file is damaged."""
+    try:
+        return TypeAdapter(dict[str, list[str]]).validate_json((run_dir / _FILE_MISSED).read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError):
+        return None
+
+
+def _write_missed(run_dir: Path, missed: Mapping[str, Sequence[str]]) -> None:
+    try:
+        (run_dir / _FILE_MISSED).write_text(json.dumps(missed) + "\n")
+    except OSError as error:
+        log.warning("what trackers missed cannot be kept: %s", error)
+
+
+def send_missed(run_dir: Path) -> Iterator[str]:
+    """Send what the trackers of a run missed, from its metrics.jsonl. Yield what was done with each tracker."""
+    job = load_job_file(run_dir / FILE_JOB)
+    records = {name_record(each): each for each in read_metrics(run_dir / FILE_METRICS).records}
+    missed, connects = _read_missed(run_dir), find_trackers(job, run_dir)
+    if not missed:
+        yield "trackers missed nothing" if missed == {} else f"{run_dir / _FILE_MISSED} is damaged; nothing is sent"
+        return
+    for name, keys in list(missed.items()):
+        found = [records[key] for key in dict.fromkeys(keys) if key in records]
+        try:
+            tracker = connects[name]()
+            for each in found:
+                numbers = flatten(each)
+                tracker.log(TrackedRecord(name_series(each), each.step, numbers, time=each.time or time.time()))
+            tracker.close()
+        except Exception as error:  # unknown errors of libraries, as in `delivery`
+            yield f"{name}: {len(found)} records wait on: {type(error).__name__}: {error}"
+            continue
+        del missed[name]
+        _write_missed(run_dir, missed)
+        yield f"{name}: {len(found)} records were sent"
 
 
 def describe_samples(step: int, groups: Sequence[Group], count: int) -> list[tuple[Any, ...]]:
@@ -338,7 +399,7 @@ def build_trackers(job: RLJob, run_dir: Path) -> Trackers:
     deliveries = [Delivery(name, connect) for name, connect in find_trackers(job, run_dir).items()]
     redactor = Redactor(find_values(job.to_manifest()))
     num_samples = tracking.wandb_samples if tracking.wandb_project or tracking.trackio_project else 0
-    return Trackers(deliveries, redactor, num_samples=num_samples)
+    return Trackers(deliveries, redactor, num_samples=num_samples, run_dir=run_dir)
 
 
 def find_trackers(job: RLJob, run_dir: Path) -> dict[str, Callable[[], Tracker]]:
@@ -374,3 +435,8 @@ def _import(reference: str) -> Callable[..., Any]:
     module = sys.modules[loader.name] = ModuleType(loader.name)
     loader.exec_module(module)
     return getattr(module, name)
+
+
+if __name__ == "__main__":
+    for line in send_missed(Path(sys.argv[1])):
+        print(line, flush=True)

@@ -161,6 +161,7 @@ def test_what_the_server_of_trackio_did_not_take_is_not_counted_as_sent(tmp_path
     address = f"http://{next_address()}:9/?write_token=t"
     counts, *_ = run_trackio(tmp_path, 1, 2, TRACKIO_SERVER_URL=address)
     assert (counts["sent"], counts["lost"]) == (0, 2)
+    assert json.loads((tmp_path / "missed-records.json").read_text()) == {"trackio": ["step 1", "step 2"]}
 
 
 @pytest.fixture

@@ -231,7 +231,9 @@ def test_records_that_trackers_lost_are_in_the_table():
         "step_rewards": [0.5],
         "trackers": {"mlflow": {"sent": 3, "lost": 1, "waiting": 2}, "wandb": {}},
     }
-    assert lines(step(1), driver=driver)["records lost"] == "mlflow 3; metrics.jsonl has them"
+    assert (
+        lines(step(1), driver=driver)["records lost"] == "mlflow 3; `rljob report --send` sends them from metrics.jsonl"
+    )
 
 
 def test_most_memory_of_shared_devices_is_in_the_summary_and_the_table():

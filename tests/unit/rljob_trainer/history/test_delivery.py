@@ -115,7 +115,7 @@ def test_a_full_queue_loses_the_oldest_records(caplog):
     server.may_answer.clear()
     delivery = Delivery("t", server.connect, DeliveryLimits(max_waiting=3))
     submit(delivery, 0)
-    wait_for(lambda: delivery._is_sending, "the first record")
+    wait_for(lambda: delivery._sending is not None, "the first record")
     submit(delivery, *range(1, 11))
     assert delivery.counts() == DeliveryCounts(lost=7, waiting=4)
     server.may_answer.set()
@@ -198,11 +198,13 @@ def test_what_a_client_took_and_did_not_send_is_not_counted_as_sent(caplog):
         raise UnsentError("no upload in 15 s")
 
     delivery = Delivery("t", server.connect)
-    submit(delivery, 1, 2)
+    for key in ("step 1", "step 2"):
+        delivery.submit(lambda client: client.log(1), key)
     assert settle(delivery) == DeliveryCounts(sent=2)
     server.close = end
     close(delivery)
     assert delivery.counts() == DeliveryCounts(lost=2)
+    assert delivery.missed == ["step 1", "step 2"]
     assert "t: 2 records may not have arrived: no upload in 15 s" in caplog.text
 
 

@@ -8,6 +8,7 @@ import time
 import pytest
 
 from rljob_api.errors import UserError
+from rljob_api.run.metrics import append_records
 from rljob_api.run.summaries import DeliveryCounts
 from rljob_api.wire.redaction import HIDDEN
 from rljob_inputs.prompts import Prompt
@@ -20,6 +21,7 @@ from rljob_trainer.history.tracking import (
     Trackers,
     build_trackers,
     describe_samples,
+    send_missed,
 )
 from tests.support.driver_harness import make_job
 from tests.support.episodes import episode
@@ -167,6 +169,35 @@ async def test_metrics_count_what_each_tracker_lost():
     assert 'rljob_tracker_records_total{outcome="sent",tracker="mlflow"} 1.0' in text
     assert 'rljob_tracker_records_total{outcome="lost",tracker="mlflow"} 1.0' in text
     assert 'rljob_tracker_waiting_records{tracker="mlflow"} 0.0' in text
+
+
+async def test_what_a_tracker_missed_is_kept_and_sent_later(tmp_path, monkeypatch):
+    """W&B out of reach for the whole run: its records were nowhere but in metrics.jsonl, and no command sent them."""
+
+    def refuse():
+        raise ConnectionError("closed port")
+
+    job, records = make_job(tracking={"wandbProject": "p"}), [step_record(number, reward=0.5) for number in (1, 2)]
+    trackers = Trackers([Delivery("wandb", refuse)], run_dir=tmp_path)
+    trackers.restart_at(0)
+    for record in records:
+        trackers.log(record)
+    await trackers.close(seconds=0)
+    (tmp_path / "job.yaml").write_text(job.model_dump_json(by_alias=True, exclude={"status"}))
+    append_records(tmp_path / "metrics.jsonl", [*records, step_record(3, reward=0.5)])
+
+    recording = Recording()
+    monkeypatch.setattr(tracking, "find_trackers", lambda job, run_dir: {"wandb": refuse})
+    assert list(send_missed(tmp_path)) == ["wandb: 2 records wait on: ConnectionError: closed port"]
+    monkeypatch.setattr(tracking, "find_trackers", lambda job, run_dir: {"wandb": lambda: recording})
+    assert list(send_missed(tmp_path)) == ["wandb: 2 records were sent"]
+    assert [(record.step, record.numbers["reward"]) for record in recording.records] == [(1, 0.5), (2, 0.5)]
+    assert list(send_missed(tmp_path)) == ["trackers missed nothing"], "nothing is sent twice"
+    (file := tmp_path / "missed-records.json").unlink()
+    assert list(send_missed(tmp_path)) == ["trackers missed nothing"]
+    for damaged in ("{", "[]", '{"wandb": 1}'):
+        file.write_text(damaged)
+        assert list(send_missed(tmp_path)) == [f"{file} is damaged; nothing is sent"], damaged
 
 
 async def test_the_address_of_a_run_is_known():

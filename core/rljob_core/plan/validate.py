@@ -4,6 +4,7 @@ The types, the CRD and its rules (rljob_api) come first. These checks remain: wh
 templates, which the schema leaves open.
 """
 
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, starmap
 from urllib.parse import urlsplit
@@ -119,18 +120,12 @@ def find_model_sources(path: str, reward: RewardBase) -> dict[str, str]:
 def find_source_problems(sources: Mapping[str, str]) -> Iterator[str]:
     """Problems of sources (by path) that a cluster cannot resolve."""
     for path, source in sources.items():
-        if _is_relative(source):
-            yield (
-                f"{path} must be hf://org/name, pvc://claim/path, s3://bucket/path or an absolute path, got {source}; "
-                "only `rljob run` takes relative ones"
-            )
-
-
-def _is_relative(source: str) -> bool:
-    try:
-        return parse_source(source).kind == "relative"
-    except UserError:
-        return False  # its own rule reports the scheme, with its line
+        with contextlib.suppress(UserError):  # its own rule reports the scheme, with its line
+            if parse_source(source).kind == "relative":
+                yield (
+                    f"{path} must be hf://org/name, pvc://claim/path, s3://bucket/path or an absolute path, "
+                    f"got {source}; only `rljob run` takes relative ones"
+                )
 
 
 def find_url_problems(path: str, settings: RewardBase | CallService) -> Iterator[str]:

@@ -203,15 +203,12 @@ def _translate_pod_refusal(error: ApiError, workload: Manifest) -> Exception:
 
 def _identify(workload: Manifest, references: list[Reference]) -> tuple[str, str]:
     """Return keys of verdicts: of a refusal, and of an admission. A refusal has names in its message, so it is that of
-    one workload only. What a workload refers to may have the owner's name in its own."""
-    return digest(workload), digest([_digest_without_names(workload), references])
-
-
-def _digest_without_names(workload: Manifest) -> str:
-    """Equal for workloads of one namespace that differ in their owner's name and uid and in our annotations only."""
+    one workload only. An admission is that of all workloads of the namespace that differ in their owner's name and uid
+    and in our annotations only; what they refer to may have the owner's name in its own."""
     (owner,) = workload["metadata"]["ownerReferences"]
     text = json.dumps(_without_own_annotations(workload), sort_keys=True)
-    return digest(text.replace(owner["uid"], "\0uid").replace(owner["name"], "\0name"))
+    without_names = digest(text.replace(owner["uid"], "\0uid").replace(owner["name"], "\0name"))
+    return digest(workload), digest([without_names, references])
 
 
 def _without_own_annotations(value: Any, name: str = "") -> Any:

@@ -221,7 +221,8 @@ def test_what_is_not_supported_is_refused_with_a_sentence(connect):
 
 
 def test_a_head_that_dies_is_replaced_and_serves_what_was_saved_with_the_same_keys(service, connect):
-    training = connect().create_lora_training_client(base_model=NAME, rank=4, seed=2).result()
+    first = tinker.ServiceClient(base_url=service.url, api_key=service.keys["ann"])  # its session ends with the head
+    training = first.create_lora_training_client(base_model=NAME, rank=4, seed=2).result()
     learn(training, 2)
     before = training.forward([sentence()], "cross_entropy").result().metrics["loss:sum"]
     saved = training.save_state("kept").result().path

@@ -183,7 +183,8 @@ class Service:
     def _restore(self, entry: Entry, snapshot: Snapshot | None) -> None:
         session_id = entry.owner.partition(":")[0]
         if entry.path == "create_session":
-            self._sessions[session_id] = Session(session_id, entry.client, self._clock())
+            is_finished = entry.result is not None
+            self._sessions[session_id] = Session(session_id, entry.client, self._clock(), is_finished)
         elif entry.result is None or entry.body:
             self._known = {f"{entry.owner}:{entry.number}": entry.result}
             self._dispatch(entry.client, entry.path, entry.body)
@@ -233,6 +234,7 @@ class Service:
 
     def finish_session(self, client: str, session_id: str) -> dict[str, Any]:
         self._find_session(client, session_id).is_finished = True
+        self._journal.finish(session_id, 0, {}, changes=True)
         return {}
 
     def describe_server(self) -> dict[str, Any]:

@@ -315,6 +315,17 @@ async def test_a_command_whose_ranks_die_each_time_is_taken_to_be_the_reason(tmp
     world.journal.close()
 
 
+async def test_a_session_that_was_closed_holds_no_place_after_a_restart(tmp_path):
+    world = World(tmp_path, {})
+    session = world.open_session()
+    for number in range(4):  # as many as may be
+        await world.result(world.create_model(session, number))
+    world.service.finish_session("ann", session)
+    world.restart()
+    assert "model_id" in await world.result(world.create_model(world.open_session(), 0))
+    world.journal.close()
+
+
 async def test_a_sample_is_done_again_by_new_ranks_and_asked_for_again_by_its_client(tmp_path, monkeypatch):
     world, gate = World(tmp_path, {}), asyncio.Event()
     session = world.open_session()

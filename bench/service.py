@@ -32,8 +32,8 @@ MAX_TOKENS = 32
 
 
 @contextmanager
-def serving(model: Path, folder: Path) -> Iterator[tinker.ServiceClient]:
-    """Yield a client of a service that runs meanwhile."""
+def serving(model: Path, folder: Path) -> Iterator[tuple[tinker.ServiceClient, str]]:
+    """Yield a client of a service that runs meanwhile, and the name of its model."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -56,7 +56,9 @@ def serving(model: Path, folder: Path) -> Iterator[tinker.ServiceClient]:
             if process.poll() is not None:
                 sys.exit(log.read_text())
             time.sleep(0.2)
-        yield tinker.ServiceClient(base_url=f"http://127.0.0.1:{port}", api_key=found[1])
+        address = {"base_url": f"http://127.0.0.1:{port}", "api_key": found[1]}
+        capabilities = tinker.RestClient(**address).get_server_capabilities().result()
+        yield tinker.ServiceClient(**address), capabilities.supported_models[0].model_name
     finally:
         process.terminate()
         process.wait()
@@ -110,20 +112,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=MODEL)
     parser.add_argument("--clients", type=int, default=8)
-    parser.add_argument("--prompts", type=int, default=16)
+    parser.add_argument("--prompts", type=int, default=4)
     parser.add_argument("--samples", type=int, default=4)
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="rljob-bench-") as folder, serving(options.model, Path(folder)) as service:
-        base = service.get_server_capabilities().supported_models[0].model_name
+    with (
+        tempfile.TemporaryDirectory(prefix="rljob-bench-") as folder,
+        serving(options.model, Path(folder)) as (service, base),
+    ):
         loops = [Loop(service, base) for _ in range(options.clients)]
         measure(loops, 1, 1, options.samples)  # what is started on demand
         alone, together = [], []
         for number in range(options.rounds):
             alone.append(measure(loops[:1], options.steps, options.prompts, options.samples))
             together.append(measure(loops, 1, options.prompts, options.samples))
-            print(f"round {number}: alone {alone[-1]:.2f}, {options.clients} clients {together[-1]:.2f} samples/s")
+            told = f"round {number}: alone {alone[-1]:.2f}, {options.clients} clients {together[-1]:.2f} samples/s"
+            print(told, flush=True)
     ratios = [many / one for many, one in zip(together, alone, strict=True)]
     found = {"alone": describe(alone), "together": describe(together), "ratio": describe(ratios)}
     print(json.dumps({"clients": options.clients, **found}))

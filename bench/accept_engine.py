@@ -159,7 +159,7 @@ class Engine:
         self.engine = start_engine(parse_arguments(arguments, starts))
         lora = published_adapter(job.spec, config)
         self._adapter = AdapterFolder(folder, lora) if lora is not None else None
-        self.loader = EngineLoader(self.engine, "recompute", self._adapter)
+        self.loader = EngineLoader(self.engine, "recompute", [self._adapter] if self._adapter else [])
         self.level = choose_level(self.engine.vllm_config)
         self._versions = versions
 

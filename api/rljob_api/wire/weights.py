@@ -105,7 +105,7 @@ class PullReport(Wire):
     """Last error; empty without one."""
 
 
-def adapter_name(slot: int) -> str:
+def slot_name(slot: int) -> str:
     """Return the name by which a request asks for the adapter in a slot of a service's rollouts, from 1. Names of its
     tensors in the published file begin with it and a dot."""
     return f"{SERVED_MODEL_NAME}-{slot}"

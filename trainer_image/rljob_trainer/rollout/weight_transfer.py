@@ -32,7 +32,7 @@ from rljob_api.wire import contract
 from rljob_api.wire.contract import SERVED_MODEL_NAME
 from rljob_api.wire.discovery import listening_port, resolve
 from rljob_api.wire.driver_status import HungPart
-from rljob_api.wire.weights import PullReport, RolloutWeights, WeightManifest, adapter_name
+from rljob_api.wire.weights import PullReport, RolloutWeights, WeightManifest, slot_name
 from rljob_inputs.models.config import publishes_adapter
 from rljob_trainer.rollout.download import Download, SharedDownload
 from rljob_trainer.weights.checksum import Digest
@@ -373,7 +373,7 @@ class AdapterFolder:
         from safetensors import safe_open
         from safetensors.torch import load_file, save_file
 
-        prefix = f"{adapter_name(self._slot)}." if self._slot else ""
+        prefix = f"{slot_name(self._slot)}." if self._slot else ""
         with safe_open(path, "pt") as file:
             names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118
             tensors = {name.removeprefix(prefix): file.get_tensor(name) for name in names}
@@ -388,5 +388,5 @@ class AdapterFolder:
         """Return vLLM's name for the adapter. `reload`: replace what is loaded."""
         from vllm.lora.request import LoRARequest
 
-        name = adapter_name(self._slot) if self._slot else SERVED_MODEL_NAME
+        name = slot_name(self._slot) if self._slot else SERVED_MODEL_NAME
         return LoRARequest(name, self._slot or 1, str(self._tensors.parent), load_inplace=reload)

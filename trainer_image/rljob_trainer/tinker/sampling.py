@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from rljob_api.wire.weights import WeightManifest, adapter_name
+from rljob_api.wire.weights import WeightManifest, slot_name
 from rljob_trainer.driver.status import StatusBoard
 from rljob_trainer.ranks.group import TrainerGroup
 from rljob_trainer.replicas.rollout_client import RolloutClient
@@ -104,7 +104,7 @@ class Sampler:
                 self._changed.notify_all()
         try:
             # Blocks of the cache are of this adapter, whatever else is published meanwhile.
-            yield {"model": adapter_name(slot.number), "cache_salt": f"{self._generation}:{slot.version}"}
+            yield {"model": slot_name(slot.number), "cache_salt": f"{self._generation}:{slot.version}"}
         finally:
             slot.num_running -= 1
             async with self._changed:

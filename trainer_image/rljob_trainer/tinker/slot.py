@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from rljob_api.wire.weights import WeightManifest, adapter_name
+from rljob_api.wire.weights import WeightManifest, slot_name
 from rljob_trainer.policy import checkpoints, optimizer
 from rljob_trainer.policy.arrays import to_device
 from rljob_trainer.policy.layout import MicroBatch, RankRows, build_micro_batches
@@ -180,7 +180,7 @@ def publish(
     except FileNotFoundError:
         return None
     tensors = {
-        f"{adapter_name(number)}.{name}": tensor
+        f"{slot_name(number)}.{name}": tensor
         for number in range(1, slots + 1)
         for name, tensor in _PUBLISHED.get(number, empty).items()
     }

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from rljob_api.errors import TransientError
 from rljob_api.manifest.roles import Lora
 from rljob_api.wire import contract
-from rljob_api.wire.weights import LocalFile, PullReport, WeightManifest, adapter_name
+from rljob_api.wire.weights import LocalFile, PullReport, WeightManifest, slot_name
 from rljob_trainer.rollout import weight_transfer
 from rljob_trainer.rollout.weight_transfer import AdapterFolder, EngineLoader, WeightClient, build_folders
 from rljob_trainer.weights.checksum import Digest, hash_file
@@ -393,7 +393,7 @@ async def test_adapter_is_replaced_in_its_slot_and_read_back(tmp_path: Path) -> 
 
 async def test_of_several_adapters_those_that_changed_are_replaced_and_all_after_a_failure(tmp_path: Path) -> None:
     engine = Engine()
-    published, first, second = tmp_path / "g-0.safetensors", adapter_name(1), adapter_name(2)
+    published, first, second = tmp_path / "g-0.safetensors", slot_name(1), slot_name(2)
     loader = EngineLoader(engine, "keep", build_folders(tmp_path, Lora(rank=4, targetModules=["q_proj"]), 2))
 
     async def load(*values: float) -> list[str]:

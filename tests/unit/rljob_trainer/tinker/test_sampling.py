@@ -12,7 +12,7 @@ import pytest
 from tinker.proto.response_conv import deserialize_sample_response
 
 from rljob_api.manifest.roles import Sampling
-from rljob_api.wire.weights import WeightManifest, adapter_name
+from rljob_api.wire.weights import WeightManifest, slot_name
 from rljob_trainer.driver.status import StatusBoard
 from rljob_trainer.episodes.types import Completion
 from rljob_trainer.tinker.sampling import Sampler
@@ -38,7 +38,7 @@ class Fleet:
         self.published.append(adapter)
         if adapter in self.gone:
             return [None, None]
-        self.filled = adapter_name(slot), adapter
+        self.filled = slot_name(slot), adapter
         manifest = WeightManifest(generation=key[0], version=key[1], num_bytes=0, checksum="0", digest_unit="element")
         return [manifest, None]
 

@@ -88,27 +88,34 @@ class Sampler:
             yield {"cache_salt": self._generation}
             return
         turn = object()
-        async with self._changed:
-            self._line.append(turn)
-            try:
+        self._line.append(turn)
+        try:
+            async with self._changed:
                 await self._changed.wait_for(lambda: self._line[0] is turn and self._find_slot(adapter) is not None)
-                slot = self._find_slot(adapter)
-                assert slot is not None, "the line is locked since it was found"
+            slot = self._find_slot(adapter)
+            assert slot is not None, "only the first in line takes one"
+            slot.num_running += 1
+            try:
                 if slot.adapter != adapter:
-                    await self._fill(slot, adapter)
-                slot.num_running += 1
-                self._num_uses += 1
-                slot.last_use = self._num_uses
-            finally:
-                self._line.remove(turn)
-                self._changed.notify_all()
+                    await self._fill(slot, adapter)  # without the lock, which those that end need
+            except BaseException:
+                slot.num_running -= 1
+                raise
+        finally:
+            self._line.remove(turn)
+            await self._notify()
+        self._num_uses += 1
+        slot.last_use = self._num_uses
         try:
             # Blocks of the cache are of this adapter, whatever else is published meanwhile.
             yield {"model": slot_name(slot.number), "cache_salt": f"{self._generation}:{slot.version}"}
         finally:
             slot.num_running -= 1
-            async with self._changed:
-                self._changed.notify_all()
+            await self._notify()
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
 
     def _find_slot(self, adapter: Path) -> _Slot | None:
         """Return the adapter's slot, else the one that nobody has used for longest; None if all are in use."""

@@ -26,6 +26,8 @@ class Fleet:
         self.published: list[Path | None] = []
         self.gone: set[Path | None] = set()
         """Adapters whose files are deleted."""
+        self.slow: dict[Path | None, asyncio.Event] = {}
+        """Adapters that rollouts load once it is set."""
         self.held: dict[str, tuple[Path | None, str]] = {}
         """Adapter and salt of each slot."""
         self.ran: list[tuple[int, Path | None]] = []
@@ -46,6 +48,8 @@ class Fleet:
 
     async def sync(self, manifest: WeightManifest) -> None:
         name, adapter = self.filled
+        if adapter in self.slow:
+            await self.slow[adapter].wait()
         self.held[name] = (adapter, manifest.key)
 
     async def complete(
@@ -133,6 +137,23 @@ async def test_a_slot_that_is_in_use_is_not_filled_anew(folders):
     second.set()
     await asyncio.gather(first, third, fourth, fifth)
     assert [number for number, _ in fleet.ran[-2:]] == [4, 5], "a later request of an adapter that is held went first"
+
+
+async def test_a_request_ends_while_another_adapter_is_published(folders):
+    fleet = Fleet()
+    sampler, gate = fleet.sampler(), fleet.gates.setdefault(0, asyncio.Event())
+    first = asyncio.create_task(sampler.sample(folders.a, ask(0)))
+    while not fleet.seeds:
+        await settle()
+    loads = fleet.slow.setdefault(folders.b, asyncio.Event())
+    second = asyncio.create_task(sampler.sample(folders.b, ask(1)))
+    while len(fleet.published) < 2:
+        await settle()
+    gate.set()
+    await settle()
+    assert first.done()
+    loads.set()
+    await second
 
 
 async def test_weights_that_are_gone_are_refused_and_others_go_on(folders):

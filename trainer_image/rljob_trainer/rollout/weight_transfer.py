@@ -29,7 +29,6 @@ from rljob_api.errors import TransientError
 from rljob_api.manifest.job import RLJobSpec
 from rljob_api.manifest.roles import Lora, UpdateMode
 from rljob_api.wire import contract
-from rljob_api.wire.contract import SERVED_MODEL_NAME
 from rljob_api.wire.discovery import listening_port, resolve
 from rljob_api.wire.driver_status import HungPart
 from rljob_api.wire.weights import PullReport, RolloutWeights, WeightManifest, slot_name
@@ -350,9 +349,8 @@ def build_lora_arguments(lora: Lora, num_slots: int) -> list[str]:
 
 def build_folders(folder: Path, lora: Lora, num_slots: int) -> list[AdapterFolder]:
     """Return the folder of each published adapter. `num_slots`: of a service; 0: there is one adapter, for all."""
-    if not num_slots:
-        return [AdapterFolder(folder, lora)]
-    return [AdapterFolder(folder / str(number), lora, number) for number in range(1, num_slots + 1)]
+    slots = range(1, num_slots + 1) if num_slots else (0,)
+    return [AdapterFolder(folder / str(slot), lora, slot) for slot in slots]
 
 
 class AdapterFolder:
@@ -388,5 +386,4 @@ class AdapterFolder:
         """Return vLLM's name for the adapter. `reload`: replace what is loaded."""
         from vllm.lora.request import LoRARequest
 
-        name = slot_name(self._slot) if self._slot else SERVED_MODEL_NAME
-        return LoRARequest(name, self._slot or 1, str(self._tensors.parent), load_inplace=reload)
+        return LoRARequest(slot_name(self._slot), self._slot or 1, str(self._tensors.parent), load_inplace=reload)

@@ -25,7 +25,7 @@ from rljob_trainer.tinker.wire import Asked, RefusedError, write_sample
 _NUM_SEEDS = 2**31
 
 
-@dataclass
+@dataclass(eq=False)
 class _Slot:
     """A place for an adapter in the rollouts."""
 
@@ -36,7 +36,6 @@ class _Slot:
     version: int = 0
     """The weights with which it got there."""
     num_running: int = 0
-    last_use: int = 0
 
 
 class Sampler:
@@ -45,8 +44,9 @@ class Sampler:
     ) -> None:
         """`generation`: of the weights that the group publishes. `num_slots`: of each rollout."""
         self._group, self._generation, self._rollouts, self._board = group, generation, rollouts, board
-        self._version, self._num_uses = -1, 0
+        self._version = -1
         self._slots = [_Slot(number) for number in range(1, num_slots + 1)]
+        """The one that was used last is the last."""
         self._line: list[object] = []
         """Who waits for their turn."""
         self._changed = asyncio.Condition()
@@ -87,7 +87,7 @@ class Sampler:
         if adapter is None:
             yield {"cache_salt": self._generation}
             return
-        turn = object()
+        turn, slot = object(), None
         self._line.append(turn)
         try:
             async with self._changed:
@@ -95,32 +95,26 @@ class Sampler:
             slot = self._find_slot(adapter)
             assert slot is not None, "only the first in line takes one"
             slot.num_running += 1
-            try:
-                if slot.adapter != adapter:
-                    await self._fill(slot, adapter)  # without the lock, which those that end need
-            except BaseException:
-                slot.num_running -= 1
-                raise
-        finally:
+            if slot.adapter != adapter:
+                await self._fill(slot, adapter)  # without the lock, which those that end need
+            self._slots.remove(slot)
+            self._slots.append(slot)
             self._line.remove(turn)
-            await self._notify()
-        self._num_uses += 1
-        slot.last_use = self._num_uses
-        try:
+            async with self._changed:
+                self._changed.notify_all()
             # Blocks of the cache are of this adapter, whatever else is published meanwhile.
             yield {"model": slot_name(slot.number), "cache_salt": f"{self._generation}:{slot.version}"}
         finally:
-            slot.num_running -= 1
-            await self._notify()
-
-    async def _notify(self) -> None:
-        async with self._changed:
-            self._changed.notify_all()
+            if slot is not None:
+                slot.num_running -= 1
+            self._line = [each for each in self._line if each is not turn]
+            async with self._changed:
+                self._changed.notify_all()
 
     def _find_slot(self, adapter: Path) -> _Slot | None:
         """Return the adapter's slot, else the one that nobody has used for longest; None if all are in use."""
-        free = sorted((slot for slot in self._slots if not slot.num_running), key=lambda slot: slot.last_use)
-        return next((slot for slot in self._slots if slot.adapter == adapter), next(iter(free), None))
+        free = (slot for slot in self._slots if not slot.num_running)
+        return next((slot for slot in self._slots if slot.adapter == adapter), next(free, None))
 
     async def _fill(self, slot: _Slot, adapter: Path | None) -> None:
         self._version += 1

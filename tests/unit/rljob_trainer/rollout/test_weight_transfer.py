@@ -373,21 +373,21 @@ def _write(path: Path, **tensors: float) -> None:
 async def test_adapter_is_replaced_in_its_slot_and_read_back(tmp_path: Path) -> None:
     engine = Engine()
     published = tmp_path / "g-0.safetensors"
-    adapters = build_folders(tmp_path / "adapter", Lora(rank=4, alpha=8, targetModules=["q_proj"]), 0)
+    adapters = build_folders(tmp_path, Lora(rank=4, alpha=8, targetModules=["q_proj"]), 0)
     loader = EngineLoader(engine, "keep", adapters)
     for value in (1.0, 2.0):
         _write(published, q=value)
         await loader.load(published, PUBLISHED, _ignore)
-        assert load_file(tmp_path / "adapter" / "adapter_model.safetensors") == {"q": torch.tensor([value])}
+        assert load_file(tmp_path / "0" / "adapter_model.safetensors") == {"q": torch.tensor([value])}
     assert engine.calls[-6:] == [
         "pause_generation keep False",
         "update_weight_version unverified",
-        "add_lora adapter reload",
+        "add_lora 0 reload",
         "collective_rpc rljob_adapter_digest",
         "update_weight_version g:0",
         "resume_generation",
     ]
-    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    config = json.loads((tmp_path / "0" / "adapter_config.json").read_text())
     assert (config["r"], config["lora_alpha"]) == (4, 4), "the published tensors have the scale already"
 
 

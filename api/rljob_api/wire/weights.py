@@ -106,7 +106,7 @@ class PullReport(Wire):
 
 
 def slot_name(slot: int) -> str:
-    """Return the name by which a request asks for the adapter in a slot of a service's rollouts, from 1; 0: the only one.
+    """Return the name by which a request asks for the adapter in a slot of a service, from 1; 0: the only one.
     Names of tensors in the published file begin with that of their slot and a dot."""
     return f"{SERVED_MODEL_NAME}-{slot}" if slot else SERVED_MODEL_NAME
 

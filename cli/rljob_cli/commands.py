@@ -240,8 +240,8 @@ def try_command(options: RunOptions) -> int:
     path, claims = options.files.path, parse_claims(options.volumes)
     model = [f"spec.model.source={json.dumps(str(small))}"] if (small := find_copy(DEFAULT_MODEL, path.parent)) else []
     file = load_partial(path, [*model, *(options.overrides or [])])
-    if file.job.spec.service:
-        raise UserError(f"{path} has spec.service, whose clients have the loop; `rljob run` serves it")
+    if file.job.spec.data.given_train is None:
+        raise UserError(f"{path} has no spec.data.train, from which samples come; `rljob run` runs it")
     say(f"tries {path} with {file.job.spec.model.source}")
     data = file.job.spec.data.model_copy(update={"eval": None})
     file = replace(file, job=shorten(file.job.with_spec(given_data=data)))

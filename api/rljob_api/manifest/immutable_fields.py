@@ -73,10 +73,10 @@ def _list_user_model(spec: str) -> str:
 
 
 _REQUIRED: Final = (
-    *("task", "model", "data.train", "data.mix", "data.format", "data.template", "data.chatTemplateArguments"),
+    *("task", "model", "data.mix", "data.format", "data.template", "data.chatTemplateArguments"),
     *("agent.type", "algorithm.type", "schedule.seed"),
 )
-_OPTIONAL: Final = ("data.systemPrompt", "data.warmStart", "schedule.warmStart.steps", "trainer.lora")
+_OPTIONAL: Final = ("data.train", "data.systemPrompt", "data.warmStart", "schedule.warmStart.steps", "trainer.lora")
 FIXED: Final = _REQUIRED + _OPTIONAL
 """What a resume may not change: it makes another model, other prompts, or another order of prompts."""
 RECORDED: Final = ("algorithm", "rewards", "rollout.sampling", "schedule")

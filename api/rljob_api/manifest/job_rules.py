@@ -177,8 +177,8 @@ def _has_rows(spec: JobSpec) -> bool:
     return spec.agent.type == "environment" or (spec.agent.type == "program" and bool(runner and runner.function))
 
 
-def _leaves_loop(spec: JobSpec) -> bool:
-    """Whether the job has nothing that a service leaves to its clients."""
+def _has_no_episodes(spec: JobSpec) -> bool:
+    """Whether the job has nothing that is for episodes of its own."""
     kinds = spec.agent.type == "singleTurn" and spec.algorithm.type == Algorithm().type
     return kinds and spec.trains and not (spec.rewards or spec.evaluation.sets or spec.shares_trainer)
 
@@ -201,11 +201,12 @@ def _reports_best(spec: JobSpec) -> bool:
 _HOSTED: Final = "self.agent.type == 'environment' || self.agent.type == 'program'"
 
 _ANY_ENV: Final = (
-    "self.data.train.source.startsWith('env://') || "
+    "(has(self.data.train) && self.data.train.source.startsWith('env://')) || "
     "(has(self.data.mix) && self.data.mix.exists(m, m.source.startsWith('env://'))) || "
     "(has(self.data.eval) && self.data.eval.source.startsWith('env://')) || "
     "self.evaluation.sets.exists(s, s.data.source.startsWith('env://'))"
 )
+_TRAINS_PROMPTS: Final = "self.?data.?train.hasValue()"
 _GREEDY: Final = "(has({0}.sampling) && {0}.sampling.temperature == 0.0)"
 
 _RULES: Final = (
@@ -217,12 +218,12 @@ _RULES: Final = (
         "has(self.data) != has(self.service)",
     ),
     Rule(
-        ("service", "agent.type", "algorithm.type", "rollout.placement", "task"),
-        "must not be set with rewards, evaluation.sets, task evaluate, or another agent.type, algorithm.type or "
-        "rollout.placement than the default: its clients have the loop",
-        "remove either",
-        lambda spec: spec.service is None or _leaves_loop(spec),
-        "!has(self.service) || self.rewards.size() == 0 && self.evaluation.sets.size() == 0 && "
+        ("service", "data.train", "agent.type", "algorithm.type", "rollout.placement", "task"),
+        "must not be set, nor data.train be left out, with rewards, evaluation.sets, task evaluate, or another "
+        "agent.type, algorithm.type or rollout.placement than the default: the job has no episodes",
+        "remove what is for episodes",
+        lambda spec: spec.data.given_train is not None or _has_no_episodes(spec),
+        f"{_TRAINS_PROMPTS} || self.rewards.size() == 0 && self.evaluation.sets.size() == 0 && "
         "self.task == 'train' && self.agent.type == 'singleTurn' && "
         f"self.algorithm.type == '{Algorithm().type}' && {SEPARATE}",
     ),
@@ -288,6 +289,13 @@ _RULES: Final = (
         "has(self.data.warmStart) == has(self.schedule.warmStart)",
     ),
     Rule(
+        ("schedule.steps", "data.train"),
+        "must be warmStart.steps without data.train: others have no prompts",
+        "set either",
+        lambda spec: bool(spec.data.given_train) or spec.schedule.steps == spec.schedule.num_warm_steps,
+        "has(self.data.train) || !has(self.schedule.warmStart) || self.schedule.steps == self.schedule.warmStart.steps",
+    ),
+    Rule(
         ("data", "agent.type"),
         "must have env:// only with agent.type environment, or program with runner.function: no others have rows",
         "name a file or hf://org/name, or change the agent",
@@ -300,8 +308,8 @@ _RULES: Final = (
         ("rewards",),
         "must have at least one entry: only agents of type environment and program reward an episode themselves",
         "add a reward",
-        lambda spec: bool(spec.rewards) or spec.agent.is_hosted or spec.service is not None,
-        f"self.rewards.size() > 0 || has(self.service) || {_HOSTED}",
+        lambda spec: bool(spec.rewards) or spec.agent.is_hosted or spec.data.given_train is None,
+        f"self.rewards.size() > 0 || !{_TRAINS_PROMPTS} || {_HOSTED}",
     ),
     Rule(
         ("rewards",),
@@ -346,8 +354,10 @@ _RULES: Final = (
         ("rollout.replicas", "suspend"),
         "must be at least 1 unless the job is suspended",
         "set it to 1 or more, or suspend: true",
-        lambda spec: spec.suspend or spec.rollout.replicas > 0,
-        "self.suspend || self.rollout.replicas > 0",
+        lambda spec: (
+            spec.suspend or spec.rollout.replicas > 0 or (spec.service is None and spec.data.given_train is None)
+        ),
+        f"self.suspend || self.rollout.replicas > 0 || !has(self.service) && !{_TRAINS_PROMPTS}",
     ),
     Rule(
         ("rewards",),

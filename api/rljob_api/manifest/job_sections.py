@@ -84,7 +84,7 @@ class DataSource(HasSource):
     """Split of an hf:// dataset or of a folder of `save_to_disk`. Null: train for data.train, and test for
     evaluation."""
     prompt: ShortText = "prompt"
-    """Column of the prompt: a string, or a list of chat messages that does not end with the assistant's."""
+    """Column of the prompt: a string, or chat messages that do not end with the assistant's."""
     answer: ShortText | None = "answer"
     """Column passed to the reward as ground_truth (TRL: answer, OpenRLHF: label). Null: none. The column of
     prompt: the last message, which is then not part of the prompt."""
@@ -185,12 +185,19 @@ class Data(Spec):
             "must have names that differ from each other and from data.train.name",
             "rename one of the sources",
             _different_sources,
-            "!has(self.mix) || !self.mix.exists(source, source.name == self.train.name)",
+            "!has(self.mix) || !has(self.train) || !self.mix.exists(source, source.name == self.train.name)",
+        ),
+        Rule(
+            ("train",),
+            "must be set with mix, curriculum or eval, or without warmStart",
+            "set it",
+            lambda data: data.given_train or (data.warm_start and not (data.mix or data.curriculum or data.eval)),
+            "has(self.train) || has(self.warmStart) && !has(self.mix) && !has(self.curriculum) && !has(self.eval)",
         ),
     )
 
-    train: TrainSource
-    """Prompts to train on. Immutable."""
+    given_train: TrainSource | None = Field(default=None, alias="train")
+    """Prompts to train on. Null: there is only the warm start, and no rollouts. Immutable."""
     mix: list[MixedSource] = Field(default=[], max_length=31, json_schema_extra=list_map("name"))
     """Further prompts to train on, mixed with those of data.train by weight. Shares are met by counting, not by chance:
     no source is ever ahead of its share by a whole prompt. Immutable."""
@@ -218,11 +225,15 @@ class Data(Spec):
     """Whether to shuffle each epoch of each source, with schedule.seed."""
 
     @property
+    def train(self) -> TrainSource:
+        return self.given_train or NO_PROMPTS
+
+    @property
     def train_sources(self) -> list[NamedSource]:
         """The sources of training prompts, in order; then that of the warm start."""
         mixed = (NamedSource(f"spec.data.mix[{index}]", source) for index, source in enumerate(self.mix))
         given = [NamedSource("spec.data.warmStart", self.warm_start)] if self.warm_start else []
-        train = [NamedSource("spec.data.train", self.train)] if self.train.source else []
+        train = [NamedSource("spec.data.train", self.given_train)] if self.given_train else []
         return [*train, *mixed, *given]
 
     @property
@@ -231,7 +242,8 @@ class Data(Spec):
         return bool(self.mix) or self.curriculum is not None
 
 
-NO_DATA: Final = Data.model_construct(train=TrainSource.model_construct(source=""))
+NO_PROMPTS: Final = TrainSource.model_construct(source="")
+NO_DATA: Final = Data.model_construct()
 """What a training service has: no source."""
 ClientName = Annotated[str, Field(pattern=PART_NAME_PATTERN, max_length=40)]
 

@@ -77,7 +77,8 @@ class JobSpec(PodSettings):
     given_data: sections.Data | None = Field(default=None, alias="data")
     """Training and evaluation data. Required without service."""
     rewards: list[Reward] = Field(default=[], max_length=16, json_schema_extra=list_map("name"))
-    """Rewards that score a trajectory. At least one, unless agent.type is environment or program."""
+    """Rewards that score a trajectory. At least one, unless agent.type is environment or program, or without
+    data.train."""
     service: sections.TrainingService | None = None
     """A training service, in place of data and rewards. It runs until it is suspended or deleted. See
     docs/training-service.md. Null: the job trains by itself."""
@@ -113,14 +114,17 @@ class JobSpec(PodSettings):
     """Seconds after the end when the RLJob is deleted. Null: never."""
 
     @pydantic.model_validator(mode="after")
-    def _complete_service(self) -> Self:
-        """Set what a service implies. A call of its ranks may have a thousand times the tokens of those before."""
+    def _complete(self) -> Self:
+        """Set what a service implies, or a job without prompts."""
+        if self.given_data and self.given_data.given_train is None:
+            self.rollout = self.rollout.model_copy(update={"replicas": 0})
         if self.service is None:
             return self
         if self.trainer.lora is None:
             rank = self.service.max_rank
             lora = Lora(rank=rank, alpha=rank, publish="adapter")
             self.trainer = self.trainer.model_copy(update={"lora": lora})
+        # A call of its ranks may have a thousand times the tokens of those before.
         seconds = max(self.hang_detection.min_seconds, _SERVICE_SECONDS)
         self.hang_detection = self.hang_detection.model_copy(update={"min_seconds": seconds})
         return self

@@ -47,14 +47,14 @@ class Toleration(Spec):
         Rule(
             ("key", "operator"),
             "must be set unless operator is Exists",
-            "set key, or operator: Exists",
+            "set it",
             lambda t: t.key is not None or t.operator == "Exists",
             "has(self.key) || self.operator == 'Exists'",
         ),
         Rule(
             ("value", "operator"),
             "must be unset when operator is Exists",
-            "remove value, or set operator: Equal",
+            "remove it",
             lambda t: t.value is None or t.operator == "Equal",
             "!has(self.value) || self.operator == 'Equal'",
         ),
@@ -88,7 +88,7 @@ class NodePool(Spec):
         Rule(
             ("gpuResource",),
             "must be an extended resource: outside kubernetes.io, and without requests. before it",
-            "set the name of a GPU that kubectl describe node lists",
+            "set one that kubectl describe node lists",
             lambda pool: "kubernetes.io/" not in pool.gpu_resource and not pool.gpu_resource.startswith("requests."),
             "!has(self.gpuResource) || "
             "!(self.gpuResource.contains('kubernetes.io/') || self.gpuResource.startsWith('requests.'))",
@@ -131,7 +131,7 @@ def _shortest_window(backoff_limit: int) -> int:
 WINDOW_FITS: Final = Rule(
     ("backoffWindowSeconds", "backoffLimit"),
     f"must be at least {_MAX_RESTART_DELAY_SECONDS} x (backoffLimit + 1): a restart may be delayed by 10 minutes",
-    "raise or remove it, or lower backoffLimit",
+    "raise it, or lower backoffLimit",
     lambda role: (
         role.backoff_window_seconds is None or role.backoff_window_seconds >= _shortest_window(role.backoff_limit)
     ),
@@ -157,7 +157,7 @@ class Role(Spec):
     template: FreeForm = {}
     """A partial PodTemplateSpec, merged over the generated one. Containers and volumes are merged by name."""
     backoff_limit: int = Field(default=6, ge=0, le=1000)
-    """Maximum failures within backoffWindowSeconds; one more fails the job. Rollouts and rewards count per Pod, the
+    """Failures within backoffWindowSeconds; one more fails the job. Rollouts and rewards count per Pod, the
     trainers as one group. Failures of RLJob's containers count; evictions, lost nodes and other containers do not."""
     backoff_window_seconds: int | None = Field(default=None, ge=_MAX_RESTART_DELAY_SECONDS, le=31_536_000)
     """Seconds after which a failure no longer counts. Null: 21600, which detects a container that loads for half an

@@ -47,8 +47,8 @@ class Schedule(Spec):
     """onPolicy: the weights that a step updates have sampled all of its episodes; a group trains as soon as it is
     scored. bounded: rollouts never wait for the trainer; an episode trains at most maxStaleness steps after its start,
     with correction, and weights change while it is sampled. oneStepOff: bounded with maxStaleness 1, and a weight
-    update waits for the requests in flight. synchronous: generation, rewards and updates one after the other, as a
-    reference for comparisons. See docs/schedules.md."""
+    update waits for the requests in flight. synchronous: generation, rewards and updates one after the other.
+    See docs/schedules.md."""
     steps: int = Field(default=100, ge=1)
     """Training steps, those of warmStart included. May change while the job runs; below the current step, the job ends
     after that step. Linear and cosine learning-rate schedules follow the new length."""

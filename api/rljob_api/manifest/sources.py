@@ -104,7 +104,7 @@ class HasSource(Spec):
     CLUSTER_RULES: ClassVar[tuple[ClusterRule, ...]] = (
         ClusterRule(
             "source",
-            f"must be {_FORMS} or an absolute path on a cluster; only `rljob run` and `rljob submit` take others",
+            f"must be {_FORMS} or an absolute path on a cluster; `rljob run` and `submit` take others",
             "self.source.contains('://') || self.source.startsWith('/')",
         ),
     )

@@ -132,7 +132,7 @@ def _place(source: TrainSource, location: str, held_out: int, split: str | None)
 def build_completions(source: TrainSource, rows: Sequence[Row]) -> str:
     """Return JSON lines for `rljob test-reward`: the answer of each row, and of the first row also the answer
     in a sentence and a completion that only has it somewhere."""
-    data = Data(train=source)
+    data = Data(given_train=source)
     lines: list[dict[str, Any]] = []
     for row in rows:
         try:

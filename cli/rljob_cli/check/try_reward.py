@@ -155,7 +155,7 @@ def _find_rewards(job: RLJob, name: str | None) -> list[tuple[int, Reward]]:
     if chosen := [each for each in served if name in (None, each[1].name)]:
         return chosen
     if not job.spec.rewards:
-        raise UserError("the job has no rewards: its agent rewards the episodes; `rljob test-agent` plays one")
+        raise UserError("the job has no rewards; `rljob test-agent` plays an episode of an agent that rewards it")
     names = ", ".join(reward.name for _, reward in served) or "none"
     got = f", got {name}" if name else ""
     raise UserError(f"--reward must be a reward that the job serves{got}; it serves {names}")

@@ -80,10 +80,12 @@ LIMITED = {"function": FUNCTION["function"] | {"cpuSeconds": 5}}
 SANDBOX_WITHOUT_MEMORY = {"name": "code", "sandbox": {"maxMemory": "1Mi"}}
 SMALL_CACHE = {"source": "/m", "kvCacheMemory": "1Ki"}
 SANDBOX_WITH_PODS = {"name": "code", "sandbox": {"image": "python"}}
+REWARD = smallest()["spec"]["rewards"][0]
 OTHER_DATA = {"name": "other", "source": "/other.jsonl"}
 ROWS = {"source": "env://train"}
 GIVEN: dict[str, Any] = {"source": "/given.jsonl"}
 WARM: dict[str, Any] = {"data.warmStart": GIVEN, "schedule.warmStart": {"steps": 5}}
+GIVEN_ALONE = WARM | {"schedule.steps": 5, "data.train": MISSING, "rewards": MISSING}
 OTHER_ROWS = {"name": "other"} | ROWS
 RUN_COMMAND: dict[str, Any] = {"type": "program", "runner": COMMAND}
 OTHER_MODEL = {"name": "judge", "url": "http://judge/v1"}
@@ -442,7 +444,9 @@ VIOLATIONS: list[tuple[str, str, str, dict[str, Any]]] = [
     ("RLJobSpec", "must not be named runner", "RLJob", PROGRAM | {"rewards.0.name": "runner"}),
     ("RLJobSpec", "must have at least one entry", "RLJob", {"rewards": []}),
     ("RLJobSpec", "must be set if service is not", "RLJob", {"service": {}, "rewards": MISSING}),
-    ("RLJobSpec", "must not be set with rewards", "RLJob", {"service": {}, "data": MISSING}),
+    ("RLJobSpec", "must not be set, nor data.train", "RLJob", {"service": {}, "data": MISSING}),
+    ("RLJobSpec", "must be warmStart.steps without", "RLJob", {**GIVEN_ALONE, "schedule.steps": 6}),
+    ("Data", "must be set with mix, curriculum or", "RLJob", {**GIVEN_ALONE, "data.eval": {"source": "/e.jsonl"}}),
     ("RLJobSpec", "must have env:// only with", "RLJob", {"data.train": ROWS}),
     ("Lora", "must be names of modules", "RLJob", {"trainer.lora": {"targetModules": ["all-linear", "q_proj"]}}),
 ]
@@ -452,7 +456,6 @@ JOB_WITH_USER_IN_TRAINER: dict[str, Any] = {
     "agent": {"type": "loop", "user": {"model": {"persona": "x", "model": MODEL_IN_TRAINER}}},
 }
 IN_KUEUE = {"scheduling": {"gang": "kueue", "queue": "q"}}
-REWARD = smallest()["spec"]["rewards"][0]
 SERVICE: dict[str, Any] = {"data": MISSING, "rewards": MISSING, "service": {"maxRank": 16}}
 
 # (field, changes to the minimal job, changes that an update must not make)
@@ -475,6 +478,8 @@ IMMUTABLE_CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("service.maxRank", SERVICE, {"service.maxRank": 8}),
     ("service", SERVICE, {"service": MISSING, "data": smallest()["spec"]["data"], "rewards": [REWARD]}),
     ("schedule.seed", {}, {"schedule.seed": 1}),
+    ("data.train", WARM | {"schedule.steps": 5}, {"data.train": MISSING, "rewards": MISSING}),
+    ("data.train", {}, {"data.train.subset": "main"}),
     ("data.warmStart", WARM, {"data.warmStart.source": "/other.jsonl"}),
     ("schedule.warmStart.steps", {}, WARM),
     ("schedule.warmStart.steps", WARM, {"schedule.warmStart.steps": 6}),
@@ -730,7 +735,7 @@ def test_relative_path_is_rejected_by_a_cluster_and_by_the_operator(server, path
     from rljob_core.plan.validate import find_problems
 
     manifest = put(put_all(smallest(), WARM | {"data.mix": [OTHER_DATA]}), path, "./relative")
-    assert "only `rljob run` and" in server.verdict(manifest)
+    assert "`rljob run` and `submit`" in server.verdict(manifest)
     assert offline(manifest) == "", "`rljob run` accepts it"
     assert f"spec.{path}".replace(".0", "[0]") in " ".join(find_problems(RLJob.model_validate(manifest)))
 
@@ -1003,4 +1008,4 @@ EXAMPLES = sorted([*ROOT.glob("examples/*/rljob.yaml"), *ROOT.glob("examples/gpu
 def test_example_is_rejected_at_most_for_its_relative_paths(server, path):
     for manifest in fast_yaml.load_all(path.read_text()):
         message = server.verdict(manifest)
-        assert message == "" or "only `rljob run` and" in message, message
+        assert message == "" or "`rljob run` and `submit`" in message, message

@@ -24,7 +24,7 @@ from rljob_trainer.replicas.rollout_client import RolloutClient
 class Publisher:
     """Use it as a context: leaving it ends an update of the rollouts.
 
-    `spans_updates`: whether requests may run while weights change.
+    `has_rollouts`: if not, nothing is published. `spans_updates`: whether requests may run while weights change.
     """
 
     trainer: Trainer
@@ -33,6 +33,7 @@ class Publisher:
     board: StatusBoard
     ledger: Ledger
     held_out: EvalLane
+    has_rollouts: bool
     spans_updates: bool
     _syncing: asyncio.Task[None] | None = None
 
@@ -45,6 +46,8 @@ class Publisher:
     async def publish(self, version: int) -> None:
         """Publish `version`, and wait until at least one rollout serves it, and soon all healthy ones. If requests may
         run while weights change, the next step begins meanwhile."""
+        if not self.has_rollouts:
+            return
         await self.wait()
         # All completions of an evaluation must come from the same weights.
         with self.ledger.clock.phase("evaluate"):

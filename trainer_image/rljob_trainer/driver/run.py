@@ -325,6 +325,7 @@ class Driver:
                 parts.reports.board,
                 ledger,
                 held_out,
+                has_rollouts=spec.num_rollout_replicas > 0,
                 spans_updates=lane.schedule.spans_updates,
             ),
             ledger=ledger,

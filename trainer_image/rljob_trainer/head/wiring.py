@@ -303,7 +303,9 @@ class Head:
             model=self.environment.model,
             read_spec=read_spec if spec.trains else lambda: spec,
             pace=self.pace,
-            check=ModelCheck(spec, settings.own.config, tokenizer, length) if spec.trains else None,
+            check=ModelCheck(spec, settings.own.config, tokenizer, length)
+            if spec.trains and spec.num_rollout_replicas
+            else None,
             engines=engines,
             outages=outages,
             copies=self.copy,

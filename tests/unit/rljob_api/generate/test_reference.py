@@ -72,5 +72,5 @@ def test_page_shows_defaults_bounds_and_choices() -> None:
 
 
 def test_page_lists_what_may_not_change() -> None:
-    assert "- Immutable: `task`, `model`, `data.train`, " in PAGE
+    assert "- Immutable: `task`, `model`, `data.mix`, " in PAGE
     assert "- Unless it is suspended: `trainer.replicas`, " in PAGE

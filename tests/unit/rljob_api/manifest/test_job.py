@@ -33,8 +33,11 @@ TRAINING_ALONE = {"name": "x", "function": {"file": "x"}, "use": "training"}
 
 SCORED_DEATH = {"name": "r", "function": {"file": "r.py"}, "failurePolicy": {"scores": {"workerDied": 0}}}
 SERVICE: dict[str, Any] = {"data": None, "rewards": [], "service": {}}
+GIVEN: dict[str, Any] = {"warmStart": {"source": "g"}}
+GIVEN_ALONE: dict[str, Any] = {"data": GIVEN, "rewards": [], "schedule": {"steps": 5, "warmStart": {"steps": 5}}}
 ACCEPTED: list[dict[str, Any]] = [
     {},
+    GIVEN_ALONE,
     {"rewards": [TRAINING_ALONE]},
     {"rewards": [SCORED_DEATH]},
     {"rollout": SHARED},
@@ -125,9 +128,14 @@ VIOLATIONS: list[tuple[dict[str, Any], str]] = [
     ),
     ({"service": {}}, "data must be set if service is not, and left out if it is"),
     ({"data": None}, "data must be set if service is not"),
-    (SERVICE | {"rewards": [TRAINING_ALONE]}, "service must not be set with rewards"),
-    (SERVICE | {"rollout": SHARED}, "service must not be set with .* rollout.placement is trainer"),
-    (SERVICE | {"algorithm": {"type": "ppo"}}, "service must not be set with .* algorithm.type is ppo"),
+    (SERVICE | {"rewards": [TRAINING_ALONE]}, "service must not be set, nor data.train be left out, with rewards"),
+    (SERVICE | {"rollout": SHARED}, "service must not be set, .* rollout.placement is trainer"),
+    (SERVICE | {"algorithm": {"type": "ppo"}}, "service must not be set, .* algorithm.type is ppo"),
+    (SERVICE | {"rollout": {"replicas": 0}}, "rollout.replicas must be at least 1"),
+    (GIVEN_ALONE | {"rewards": [TRAINING_ALONE]}, "nor data.train be left out, with rewards"),
+    (GIVEN_ALONE | {"schedule": {"warmStart": {"steps": 5}}}, "schedule.steps must be warmStart.steps without data.tr"),
+    (GIVEN_ALONE | {"data": GIVEN | {"eval": {"source": "e"}}}, "train must be set with mix, curriculum or eval"),
+    ({"data": {}}, "train must be set"),
     ({"trainer": {"lora": {"rank": 0}}}, "greater than or equal to 1"),
     ({"trainer": {"lora": {"rank": 1024}}}, "less than or equal to 512"),
     ({"trainer": {"lora": {"dropout": 1}}}, "less than 1"),
@@ -186,6 +194,13 @@ def test_valid_jobs_are_accepted(fields: dict[str, Any]) -> None:
 def test_jobs_that_violate_a_rule_are_rejected(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         build(**fields)
+
+
+def test_a_job_without_prompts_has_no_rollouts() -> None:
+    spec = build(**GIVEN_ALONE)
+    assert (spec.num_rollout_pods, spec.num_rollout_replicas) == (0, 0)
+    assert [each.path for each in spec.data.train_sources] == ["spec.data.warmStart"]
+    assert build(data={"train": {"source": "d"}} | GIVEN, schedule=GIVEN_ALONE["schedule"]).num_rollout_pods == 1
 
 
 def test_a_service_has_no_data_and_implies_adapters_and_patience() -> None:

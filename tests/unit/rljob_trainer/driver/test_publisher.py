@@ -52,8 +52,17 @@ class World:
         self.events.append(f"record {manifest.version}")
 
 
-def publisher_of(world, *, spans_updates=True):
-    return Publisher(world, world, world, StatusBoard(), world, world, spans_updates=spans_updates)
+def publisher_of(world, *, spans_updates=True, has_rollouts=True):
+    board = StatusBoard()
+    return Publisher(world, world, world, board, world, world, has_rollouts, spans_updates)
+
+
+async def test_nothing_is_published_without_rollouts():
+    world = World()
+    async with publisher_of(world, has_rollouts=False) as publisher:
+        await publisher.publish(0)
+        await publisher.wait()
+    assert world.events == []
 
 
 async def is_open(task):

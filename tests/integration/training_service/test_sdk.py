@@ -82,6 +82,13 @@ def test_a_client_learns_a_sentence_samples_it_and_goes_on_from_what_it_saved(se
     for each in together:
         found = each.result()
         assert found[1:] == pytest.approx(scored[: len(found) - 1], abs=0.02)
+    asked = sampler.sample(prompt, 1, params, topk_prompt_logprobs=3).result().topk_prompt_logprobs
+    assert asked is not None
+    assert asked[0] is None
+    for token, top in zip(SENTENCE[1:3], asked[1:], strict=True):  # it has learned the sentence
+        assert len(top) == 3
+        assert top[0] == (token, pytest.approx(served[SENTENCE.index(token)], abs=0.02))
+        assert [logprob for _, logprob in top] == sorted((logprob for _, logprob in top), reverse=True)
     base = client.create_sampling_client(base_model=NAME).result()
     assert sum(base.compute_logprobs(types.ModelInput.from_ints(SENTENCE)).result()[1:]) < -50
     assert sampler.compute_logprobs(types.ModelInput.from_ints(SENTENCE)).result() == served, "the way back"
@@ -203,7 +210,7 @@ def test_what_is_not_supported_is_refused_with_a_sentence(connect):
         (lambda: training.load_state("tinker://x/weights/y"), "does not exist, or is another client's"),
         (lambda: training.save_state("../x"), "name: must be letters"),
         (lambda: training.save_weights_and_get_sampling_client(kind="inflight"), "inflight is not supported"),
-        (lambda: sampler.sample(prompt, 1, params, topk_prompt_logprobs=2), "topk_prompt_logprobs is not supported"),
+        (lambda: sampler.sample(prompt, 1, params, topk_prompt_logprobs=21), "topk_prompt_logprobs: must be at most"),
         (lambda: sampler.sample(prompt, 1, params, topk_sample_logprobs=2), "topk_sample_logprobs is not supported"),
         (lambda: sampler.sample(prompt, 1, types.SamplingParams(temperature=-1)), "sampling_params.temperature"),
         (lambda: client.create_lora_training_client(base_model="other"), "other is not served here"),

@@ -13,6 +13,7 @@ import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rljob_api.errors import TransientError, UserError
 from rljob_trainer.tinker.streams import NUM_KEPT, Result
 
 _SCHEMA = """
@@ -53,10 +54,18 @@ class Journal:
         """`kind`: of the models. What a service with another one has left is dropped."""
         file.parent.mkdir(parents=True, exist_ok=True)
         self._db = sqlite3.connect(file)
-        self._db.executescript(_SCHEMA)
-        number = zlib.crc32(kind.encode()) >> 1
-        if self._db.execute("PRAGMA user_version").fetchone() != (number,):
-            self._db.executescript(f"DELETE FROM entries; DELETE FROM snapshots; PRAGMA user_version = {number}")
+        try:
+            self._db.executescript(_SCHEMA)
+            number = zlib.crc32(kind.encode()) >> 1
+            if self._db.execute("PRAGMA user_version").fetchone() != (number,):
+                self._db.executescript(f"DELETE FROM entries; DELETE FROM snapshots; PRAGMA user_version = {number}")
+            [(found,)] = self._db.execute("PRAGMA quick_check(1)")
+            if found != "ok":
+                raise sqlite3.DatabaseError(found)
+        except sqlite3.OperationalError as error:  # an earlier program may still have it
+            raise TransientError(f"{file}: {error}") from error
+        except sqlite3.DatabaseError as error:
+            raise UserError(f"{file} is damaged: {error}; restore it, or remove it, and clients begin again") from error
 
     def close(self) -> None:
         self._db.close()

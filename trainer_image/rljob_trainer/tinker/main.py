@@ -109,15 +109,17 @@ async def serve(environment: Environment, settings: Settings, on_ray: Callable[[
         await rollouts.start()
         stack.push_async_callback(rollouts.close)
         root = environment.run_dir / FOLDER
-        max_rank = job.spec.trainer.lora.rank if job.spec.trainer.lora else 0
-        journal = Journal(root / "journal.sqlite", f"{environment.job.spec.model.source} {max_rank}")
+        lora, model = job.spec.trainer.lora, environment.job.spec.model
+        assert lora is not None, "a service has one"
+        kind = f"{model.source} {model.revision} {lora.rank} {lora.target_modules}"
+        journal = Journal(root / "journal.sqlite", kind)
         stack.callback(journal.close)
         service = Service(
             journal,
             name=settings.name,
             tokenizer=repository_name(head.environment.model),
             limits=limits,
-            max_rank=max_rank,
+            max_rank=lora.rank,
             max_adapters=settings.max_adapters,
             root=root,
         )

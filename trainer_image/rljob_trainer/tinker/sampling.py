@@ -11,12 +11,14 @@ import random
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rljob_api.wire.weights import WeightManifest, slot_name
 from rljob_trainer.driver.status import StatusBoard
+from rljob_trainer.episodes.types import told_dtype
 from rljob_trainer.ranks.group import TrainerGroup
 from rljob_trainer.replicas.rollout_client import RolloutClient
 from rljob_trainer.tinker import slot as ranks
@@ -69,14 +71,14 @@ class Sampler:
                     )
                     for i in range(asked.num_samples)
                 ]
-        return write_sample([each.result() for each in completions], prompt.result(), asked.last_n)
+        return write_sample([each.result() for each in completions], prompt.result(), asked)
 
-    async def _score(self, asked: Asked, wanted: Mapping[str, str]) -> NDArray[np.float32] | None:
-        if not asked.prompt_logprobs:
+    async def _score(self, asked: Asked, wanted: Mapping[str, str]) -> NDArray[Any] | None:
+        if not asked.prompt_logprobs and not asked.num_likeliest:
             return None
         if len(asked.token_ids) == 1:
-            return np.zeros(0, np.float32)
-        found = await self._rollouts.score(asked.token_ids, adapter=wanted)
+            return np.zeros(0, told_dtype(asked.num_likeliest))
+        found = await self._rollouts.score(asked.token_ids, asked.num_likeliest, adapter=wanted)
         if found is None:
             raise RefusedError("prompt_logprobs: vLLM does not compute them for this prompt; see the rollout's log")
         return found

@@ -178,6 +178,10 @@ class Service:
                 log.warning("client %s: %s of %s is not restored: %s", each.client, each.path, each.owner, error)
                 if each.number == 0:
                     self._journal.drop(each.owner)
+        kept = {self._snapshots(each) for each in self._models.values()}
+        for folder in self._root.glob(f"{_SNAPSHOTS}/*"):
+            if folder not in kept:  # of a model that ended while it was written, or of another journal
+                shutil.rmtree(folder)
         return bool(self._sessions)
 
     def _restore(self, entry: Entry, snapshot: Snapshot | None) -> None:
@@ -503,7 +507,7 @@ class Service:
         if model.snapshot is not None:
             await group.call(slot.load, model.snapshot, model.rank, True)
         for number in sorted(model.redo):
-            with contextlib.suppress(RefusedError):  # as the first time
+            with contextlib.suppress(RefusedError, UserError):  # as the first time
                 await model.redo[number](model, group)
         model.group = group
 

@@ -15,9 +15,10 @@ from pydantic import BaseModel, ValidationError
 from tinker.proto import tinker_public_pb2 as pb
 from tinker.types import SampleRequest
 from tinker.types.optimizer import AdamParams
+from tinker.types.topk_logprobs import MASK_LOGPROB
 
 from rljob_api.manifest.roles import Sampling
-from rljob_trainer.episodes.types import Completion, TrainRow
+from rljob_trainer.episodes.types import TOP, Completion, TrainRow
 from rljob_trainer.tinker.losses import INPUTS, SETTINGS
 
 MAX_SAMPLE_TOKENS = 16_384
@@ -29,7 +30,9 @@ _ADAM = dict.fromkeys(("beta1", "beta2"), (0.0, 1.0)) | {
     "grad_clip_norm": (0.0, math.inf),
 }
 """From where, and below what, settings of AdamW may be."""
-_NOT_SAMPLED = ("topk_prompt_logprobs", "topk_sample_logprobs", "target_prompt_logprobs", "prompt_alt_tokens_k")
+_NOT_SAMPLED = ("topk_sample_logprobs", "target_prompt_logprobs", "prompt_alt_tokens_k")
+_MAX_LIKELIEST = 20
+"""vLLM's own limit, unless --max-logprobs is another one."""
 
 
 class RefusedError(ValueError):
@@ -66,6 +69,8 @@ class Asked:
     extra: dict[str, Any]
     """Further sampling parameters of vLLM."""
     prompt_logprobs: bool
+    num_likeliest: int
+    """Tokens whose log-probs are wanted at each position of the prompt, the likeliest first."""
     last_n: int | None
     """How many of the prompt's log-probs are wanted, from its end; None: all."""
 
@@ -195,7 +200,7 @@ def read_adam(params: Any) -> dict[str, float]:
 
 def read_sample(request: SampleRequest, limits: ModelLimits) -> Asked:
     if asked := next((name for name in _NOT_SAMPLED if getattr(request, name)), None):
-        raise RefusedError(f"{asked} is not supported; prompt_logprobs has the log-probs of the prompt's own tokens")
+        raise RefusedError(f"{asked} is not supported; there are prompt_logprobs and topk_prompt_logprobs")
     if request.record_stability_info:
         raise RefusedError("record_stability_info is for loss_fn stable_reinforce, which is not supported")
     try:
@@ -209,6 +214,10 @@ def read_sample(request: SampleRequest, limits: ModelLimits) -> Asked:
         raise RefusedError(f"prompt: the model has the tokens 0 to {limits.vocabulary - 1}")
     if not 1 <= request.num_samples <= 1024:
         raise RefusedError(f"num_samples: must be from 1 to 1024, got {request.num_samples}")
+    if not 0 <= request.topk_prompt_logprobs <= _MAX_LIKELIEST:
+        raise RefusedError(
+            f"topk_prompt_logprobs: must be at most {_MAX_LIKELIEST}, got {request.topk_prompt_logprobs}"
+        )
     last_n = request.prompt_logprobs_last_n
     if last_n is not None and not 1 <= last_n < len(token_ids):
         raise RefusedError(
@@ -229,11 +238,12 @@ def read_sample(request: SampleRequest, limits: ModelLimits) -> Asked:
     except ValidationError as error:
         first = error.errors()[0]
         raise RefusedError(f"sampling_params.{first['loc'][0]}: {first['msg']}, got {first['input']!s:.99}") from error
-    return Asked(token_ids, request.num_samples, sampling, given.seed, extra, bool(request.prompt_logprobs), last_n)
+    of_prompt = bool(request.prompt_logprobs), request.topk_prompt_logprobs, last_n
+    return Asked(token_ids, request.num_samples, sampling, given.seed, extra, *of_prompt)
 
 
-def write_sample(completions: Sequence[Completion], prompt: NDArray[np.float32] | None, last_n: int | None) -> bytes:
-    """`prompt`: the log-probs of the prompt's tokens but the first.  [tokens - 1]"""
+def write_sample(completions: Sequence[Completion], prompt: NDArray[Any] | None, asked: Asked) -> bytes:
+    """`prompt`: what read_scores returns.  [tokens - 1]"""
     response = pb.SampleResponse()
     for each in completions:
         response.sequences.add(
@@ -241,9 +251,17 @@ def write_sample(completions: Sequence[Completion], prompt: NDArray[np.float32] 
             tokens=np.array(each.token_ids, np.int32).tobytes(),
             logprobs=np.array(each.logprobs, np.float32).tobytes(),
         )
-    if prompt is not None:
-        values = np.append(np.float32(np.nan), prompt).astype(np.float32)
-        if last_n is not None:
-            values[: len(values) - last_n] = np.nan
-        response.prompt_logprobs = values.tobytes()
+    if prompt is None:
+        return response.SerializeToString()
+    first = 1 if asked.last_n is None else len(asked.token_ids) - asked.last_n
+    own = np.full(len(asked.token_ids), np.nan, np.float32)
+    own[first:] = (prompt["logprob"] if asked.num_likeliest else prompt)[first - 1 :]
+    if asked.prompt_logprobs:
+        response.prompt_logprobs = own.tobytes()
+    if k := asked.num_likeliest:
+        top = np.full((len(own), k), np.array((0, MASK_LOGPROB), TOP))
+        top[first:] = prompt["top"][first - 1 :]
+        parts = {name: top[name].tobytes() for name in ("token", "logprob")}
+        likeliest = pb.TopkLogprobs(token_ids=parts["token"], logprobs=parts["logprob"], k=k, length=len(own))
+        response.topk_prompt_logprobs.CopyFrom(likeliest)
     return response.SerializeToString()

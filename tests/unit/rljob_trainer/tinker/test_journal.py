@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from tinker import types
 from tinker.proto.request_conv import forward_backward_request_to_proto
 
+from rljob_api.errors import TransientError, UserError
 from rljob_trainer.driver.ports import TrainerGroupDiedError
 from rljob_trainer.tinker import journal as journal_module
 from rljob_trainer.tinker import service as service_module
@@ -324,6 +325,51 @@ async def test_a_session_that_was_closed_holds_no_place_after_a_restart(tmp_path
     world.restart()
     assert "model_id" in await world.result(world.create_model(world.open_session(), 0))
     world.journal.close()
+
+
+async def test_a_command_that_was_refused_for_its_user_is_passed_when_the_model_is_made_again(tmp_path, monkeypatch):
+    world = World(tmp_path, {})
+    model = (await world.result(world.create_model(world.open_session(), 0)))["model_id"]
+    update = Ranks.update
+
+    def refuse(self: Ranks, adam: dict[str, float]) -> tuple[float, int]:
+        if adam["learning_rate"] == 1.0:
+            raise UserError("no such rate")
+        return update(self, adam)
+
+    monkeypatch.setattr(Ranks, "update", refuse)
+    first, second = (world.send(*build("optim_step", model, number))["request_id"] for number in (1, 2))
+    assert await world.result(first) == {"error": "no such rate", "category": "user"}
+    await world.result(second)
+    world.restart()
+    third = world.send(*build("optim_step", model, 3))["request_id"]
+    assert (await world.result(third))["metrics"]["num_updates"] == 2
+    world.journal.close()
+
+
+async def test_snapshots_of_models_that_are_gone_are_removed(tmp_path):
+    world = World(tmp_path, {})
+    with patch.object(service_module, "_REPLAY_SECONDS", 0.0):
+        model = (await world.result(world.create_model(world.open_session(), 0)))["model_id"]
+        await world.result(world.send(*build("optim_step", model, 1))["request_id"])
+    [kept] = tmp_path.glob(".snapshots/*")
+    (tmp_path / ".snapshots/of-another/one").mkdir(parents=True)
+    world.restart()
+    assert [*tmp_path.glob(".snapshots/*")] == [kept]
+    world.journal.close()
+
+
+def test_a_journal_that_is_damaged_or_in_use_is_named_with_the_way_out(tmp_path, monkeypatch):
+    file = tmp_path / "journal.sqlite"
+    journal = Journal(file, "a model")
+    connect = journal_module.sqlite3.connect
+    monkeypatch.setattr(journal_module.sqlite3, "connect", lambda name: connect(name, timeout=0))
+    with pytest.raises(TransientError, match=r"journal.sqlite: database is locked"):
+        Journal(file, "a model")
+    journal.close()
+    file.write_bytes(b"no database, but some text of another program" * 100)
+    with pytest.raises(UserError, match=r"journal.sqlite is damaged: .*; restore it, or remove it"):
+        Journal(file, "a model")
 
 
 async def test_a_sample_is_done_again_by_new_ranks_and_asked_for_again_by_its_client(tmp_path, monkeypatch):

@@ -68,8 +68,9 @@ class Fleet:
         assert asked["cache_salt"] == salt, "its cached prefixes may be those of another adapter"
         return held
 
-    async def score(self, token_ids: list[int], adapter: Any) -> Any:
+    async def score(self, token_ids: list[int], top_k: int, adapter: Any) -> Any:
         self._find(adapter)
+        assert top_k == 0
         return self.scores
 
     def sampler(self, num_slots: int = 2) -> Sampler:
@@ -78,7 +79,7 @@ class Fleet:
 
 def ask(number: int, **changes: Any) -> Asked:
     fields: dict[str, Any] = {"token_ids": [number, 1], "num_samples": 1, "sampling": Sampling(max_tokens=1), "seed": 5}
-    return Asked(**{**fields, "extra": {}, "prompt_logprobs": False, "last_n": None, **changes})
+    return Asked(**{**fields, "extra": {}, "prompt_logprobs": False, "num_likeliest": 0, "last_n": None, **changes})
 
 
 async def settle() -> None:

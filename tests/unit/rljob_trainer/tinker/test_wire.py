@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from tinker import types
 from tinker.proto.request_conv import forward_backward_request_to_proto
 from tinker.proto.response_conv import deserialize_forward_backward_output, deserialize_sample_response
 
-from rljob_trainer.episodes.types import Completion
+from rljob_trainer.episodes.types import Completion, told_dtype
 from rljob_trainer.tinker.wire import (
     ModelLimits,
     RefusedError,
@@ -153,7 +154,8 @@ def test_an_answer_without_a_limit_fills_the_context():
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
-        (ask(topk_prompt_logprobs=2), "topk_prompt_logprobs is not supported"),
+        (ask(topk_prompt_logprobs=21), "topk_prompt_logprobs: must be at most 20, got 21"),
+        (ask(topk_sample_logprobs=2), "topk_sample_logprobs is not supported"),
         (ask(prompt_alt_tokens_k=2), "prompt_alt_tokens_k is not supported"),
         (ask(record_stability_info=True), "stable_reinforce, which is not supported"),
         (ask([1] * 8), "has 8 tokens; from 1 to 7 are possible"),
@@ -179,15 +181,28 @@ def test_the_sdk_reads_samples_and_the_log_probs_of_the_prompt():
         Completion([7, 8], [-0.5, -0.25], [0, 0], "", truncated=False),
         Completion([9], [-1.0], [0], "", truncated=True),
     ]
-    response = deserialize_sample_response(write_sample(completions, np.array([-1.0, -2.0, -3.0]), None))
+    scores, asked = np.array([-1.0, -2.0, -3.0]), read_sample(ask(prompt_logprobs=True), LIMITS)
+    response = deserialize_sample_response(write_sample(completions, scores, asked))
     assert [(each.tokens, each.logprobs, each.stop_reason) for each in response.sequences] == [
         ([7, 8], [-0.5, -0.25], "stop"),
         ([9], [-1.0], "length"),
     ]
     assert response.prompt_logprobs == [None, -1.0, -2.0, -3.0]
-    last = deserialize_sample_response(write_sample(completions, np.array([-1.0, -2.0, -3.0]), 2))
+    last = deserialize_sample_response(write_sample(completions, scores, replace(asked, last_n=2)))
     assert last.prompt_logprobs == [None, None, -2.0, -3.0]
-    assert deserialize_sample_response(write_sample(completions, None, None)).prompt_logprobs is None
+    assert deserialize_sample_response(write_sample(completions, None, asked)).prompt_logprobs is None
+
+
+def test_the_sdk_reads_the_likeliest_tokens_of_each_position_of_the_prompt():
+    asked = read_sample(ask(topk_prompt_logprobs=2), LIMITS)
+    told = np.array([(-n, [(n, -0.5), (9, -n)]) for n in (1, 2, 3)], told_dtype(2))
+    response = deserialize_sample_response(write_sample([], told, asked))
+    assert response.prompt_logprobs is None
+    assert response.topk_prompt_logprobs == [None, *([(n, -0.5), (9, -float(n))] for n in (1, 2, 3))]
+    both = replace(asked, prompt_logprobs=True, last_n=1)
+    response = deserialize_sample_response(write_sample([], told, both))
+    assert response.prompt_logprobs == [None, None, None, -3.0]
+    assert response.topk_prompt_logprobs == [None, None, None, [(3, -0.5), (9, -3.0)]]
 
 
 def test_a_request_of_another_form_names_its_field():

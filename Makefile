@@ -19,7 +19,6 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/pytest --dist loadfile --no-loadscope-reorder
 # Tests of processes often wait for them: three at a time on two cores take two thirds of the time of two.
 NUM_WAITING := $(shell echo $$(( ($$(nproc) * 3 + 1) / 2 )))
-SINCE ?= origin/main
 # What runs need: the demo and the examples wait for nothing else. And with the tools of developers, for the rest.
 SYNCED := .venv/.synced-$(DEVICE)
 DEVELOP := .venv/.develop
@@ -188,10 +187,6 @@ test-packages: $(DEVELOP) ## Rewards and agents of ms-swift, Trinity-RFT, AReaL,
 .PHONY: test-peers
 test-peers: $(DEVELOP) ## Advantages, losses and corrections against verl's and TRL's own functions (a minute; a part of test-slow)
 	$(BIN)/pytest tests/integration/peers -rP
-
-.PHONY: test-changed
-test-changed: $(DEVELOP) ## The tests of what changed since the main branch (SINCE=REV for another base)
-	$(BIN)/python dev/changed_tests.py --since $(SINCE) | xargs -r $(PYTEST) -n auto -m "not slow"
 
 .PHONY: collector
 collector: $(DEVELOP) ## OpenTelemetry's collector on http://127.0.0.1:4318, which prints each span (built once, two minutes)

@@ -191,7 +191,7 @@ class TrainLane:
 
     async def _rescore(self, scored: Sequence[_Running]) -> None:
         for each in scored:
-            await self._collector.rescore_stale([each.task.result().group], each.plan, self._read_progress)
+            await self._collector.rescore_stale([each.task.result().group], each.plan, lambda: self.progress)
 
     def finish_step(self) -> None:
         self._dispatcher.finish_step()
@@ -232,7 +232,7 @@ class TrainLane:
         task.add_done_callback(lambda task: self._record_done(ticket, task))
 
     async def _run(self, group: Group, plan: CollectionPlan) -> _Scored:
-        await self._collector.run_group(group, plan, self._read_progress)
+        await self._collector.run_group(group, plan, lambda: self.progress)
         return _Scored(group, should_replace(group, self._algorithm))
 
     def _record_done(self, ticket: Ticket, task: asyncio.Task[_Scored]) -> None:
@@ -252,6 +252,3 @@ class TrainLane:
         self.num_replaced += 1
         if self.is_in_step:  # between two steps, the rollouts serve weights that are older than a new ticket
             self._fill()
-
-    def _read_progress(self) -> CollectionProgress:
-        return self.progress

@@ -327,7 +327,7 @@ async def test_a_session_that_was_closed_holds_no_place_after_a_restart(tmp_path
     world.journal.close()
 
 
-async def test_a_command_that_was_refused_for_its_user_is_passed_when_the_model_is_made_again(tmp_path, monkeypatch):
+async def test_a_refused_command_is_passed_over_when_its_model_is_made_again(tmp_path, monkeypatch):
     world = World(tmp_path, {})
     model = (await world.result(world.create_model(world.open_session(), 0)))["model_id"]
     update = Ranks.update

@@ -57,7 +57,9 @@ def submit(cluster: Cluster) -> Callable[..., Job]:
         manifest = copy.deepcopy(yaml.safe_load((HERE / "job.yaml").read_text().replace("rljob-e2e", CLAIM)))
         manifest["metadata"] = {"name": name, "namespace": NAMESPACE}
         for field, value in changes.items():
-            before = manifest["spec"].get(field)
+            before = manifest["spec"].pop(field, None)
+            if value is None:
+                continue
             if isinstance(before, dict):
                 value = {name: each for name, each in (before | value).items() if each is not None}
             manifest["spec"][field] = value

@@ -55,7 +55,11 @@ class Sampler:
 
     async def start(self) -> None:
         """Let the rollouts serve the model without an adapter."""
+        self._line.insert(0, self)  # before samples that waited for these ranks
         await self._fill(self._slots[0], None)
+        async with self._changed:
+            self._line.remove(self)
+            self._changed.notify_all()
 
     async def sample(self, adapter: Path | None, asked: Asked) -> bytes:
         """Return the answer of the wire. `adapter`: the folder of its files; None: the model without one."""

@@ -264,6 +264,8 @@ class Service:
             raise RefusedError("lora_config: train_mlp and train_attn must be true; adapters are on all linear layers")
         rank, seed = lora.rank, lora.seed
         self._check_rank(rank)
+        if seed is not None and not 0 <= seed < 2**63:
+            raise RefusedError(f"lora_config.seed: must be from 0 to 2^63 - 1, got {seed}")
         if lora.train_unembed:
             log.info("train_unembed has no effect: adapters are on all linear layers but the output embedding")
 
@@ -306,7 +308,10 @@ class Service:
         request = wire.parse_batch(body)
 
         async def work(model: Model, group: TrainerGroup) -> Result:
-            batch = wire.read_batch(request, self._limits)
+            try:
+                batch = wire.read_batch(request, self._limits)
+            except ValueError as error:
+                raise RefusedError(str(error)) from error
             model.has_gradient |= batch.backward
             model.stream.num_tokens += sum(len(row.token_ids) for row in batch.rows)
             arguments = (batch.loss, batch.settings, batch.backward)
@@ -378,8 +383,9 @@ class Service:
         sampler = self._find_sampler(client, request.sampling_session_id)
         request_id = f"{sampler.id}:{request.seq_id}"
 
+        asked = wire.read_sample(request, self._limits)
+
         async def work(group: TrainerGroup, ranks: Sampler) -> Result:
-            asked = wire.read_sample(request, self._limits)
             return await run_with_watcher(ranks.sample(sampler.folder, asked), group.wait_until_ended(0.0))
 
         self.futures.begin(request_id, partial(self._try, work, math.inf))
@@ -420,8 +426,8 @@ class Service:
         """Begin a command of a model. What is wrong with it becomes its result, so that later ones run. `changes`:
         whether the model's state comes from it, and from no snapshot yet."""
         model = self._find_model(client, model_id)
-        if seq_id is None:
-            raise RefusedError("seq_id: is needed; use the tinker SDK 0.38")
+        if not seq_id:
+            raise RefusedError("seq_id: is needed, from 1 on; use the tinker SDK 0.38")
         return self._run(model, seq_id, work, changes=changes)
 
     def _run(self, model: Model, number: int, work: Command, *, changes: bool) -> dict[str, Any]:
@@ -456,8 +462,8 @@ class Service:
             if number == 0:  # the ranks may hold what another model has left
                 self._end(model, f"{model.id} could not be created: {error}")
             result = describe_error(error)
-        if isinstance(result, dict) and result.get("category") == "server":
-            model.group, changes = None, False  # what it did is undone
+            if not isinstance(error, RefusedError):
+                model.group, changes = None, False  # what it did is undone
         if changes:
             model.redo[number] = work
             model.seconds += self._clock() - started
@@ -507,7 +513,7 @@ class Service:
         if model.snapshot is not None:
             await group.call(slot.load, model.snapshot, model.rank, True)
         for number in sorted(model.redo):
-            with contextlib.suppress(RefusedError, UserError):  # as the first time
+            with contextlib.suppress(RefusedError):  # as the first time
                 await model.redo[number](model, group)
         model.group = group
 
@@ -518,12 +524,14 @@ class Service:
         folder.parent.mkdir(parents=True, exist_ok=True)
         await group.save(folder)
         await group.saved()
+        if model.id not in self._models:  # it ended meanwhile
+            return shutil.rmtree(folder.parent, ignore_errors=True)
         self._journal.cut(model.id, number, Snapshot(rank, name))
         model.snapshot, model.rank, model.seconds = folder, rank, 0.0
         model.redo.clear()
         for each in folder.parent.iterdir():
             if each != folder:
-                await asyncio.to_thread(shutil.rmtree, each)
+                await asyncio.to_thread(shutil.rmtree, each, ignore_errors=True)
 
     def _snapshots(self, model: Model) -> Path:
         return self._root / _SNAPSHOTS / model.id.replace(":", "-")

@@ -10,6 +10,7 @@ import contextlib
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from rljob_trainer.tinker.wire import RefusedError
@@ -150,7 +151,7 @@ class Futures:
             self._tasks.pop(delivered.popleft(), None)
 
     def forget(self, session: str) -> None:
-        """Drop what is done of a session, whose requests have ids that begin with its own."""
-        for request_id in [key for key, task in self._tasks.items() if key.startswith(f"{session}:") and task.done()]:
-            del self._tasks[request_id]
+        """Drop the requests of a session, whose ids begin with its own: each once it is done."""
+        for request_id in [key for key in self._tasks if key.startswith(f"{session}:")]:
+            self._tasks[request_id].add_done_callback(partial(self._tasks.pop, request_id))
         self._delivered.pop(session, None)

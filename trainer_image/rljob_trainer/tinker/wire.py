@@ -26,6 +26,7 @@ MAX_SAMPLE_TOKENS = 16_384
 _DTYPES = {pb.DTYPE_FLOAT32: np.float32, pb.DTYPE_INT64: np.int64, pb.DTYPE_INT32: np.int32}
 _ADAM = dict.fromkeys(("beta1", "beta2"), (0.0, 1.0)) | {
     "eps": (1e-30, math.inf),
+    "learning_rate": (-1e6, 1e6),
     "weight_decay": (0.0, math.inf),
     "grad_clip_norm": (0.0, math.inf),
 }

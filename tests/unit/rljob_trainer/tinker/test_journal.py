@@ -347,6 +347,23 @@ async def test_a_refused_command_is_passed_over_when_its_model_is_made_again(tmp
     world.journal.close()
 
 
+async def test_a_model_that_ends_while_its_snapshot_is_written_leaves_no_files(tmp_path, monkeypatch):
+    world = World(tmp_path, {})
+    model = (await world.result(world.create_model(world.open_session(), 0)))["model_id"]
+    saved = Ranks.saved
+
+    async def end(self: Ranks) -> None:
+        world.service._end(world.service._models[model], "another client needs its place")
+        await saved(self)
+
+    monkeypatch.setattr(Ranks, "saved", end)
+    with patch.object(service_module, "_REPLAY_SECONDS", 0.0):
+        await world.result(world.send(*build("optim_step", model, 1))["request_id"])
+    assert not [*tmp_path.glob(".snapshots/*")]
+    assert not world.journal.read_snapshots()
+    world.journal.close()
+
+
 async def test_snapshots_of_models_that_are_gone_are_removed(tmp_path):
     world = World(tmp_path, {})
     with patch.object(service_module, "_REPLAY_SECONDS", 0.0):

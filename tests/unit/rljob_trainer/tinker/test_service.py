@@ -99,7 +99,7 @@ class Bench:
         return found
 
     async def create(self, session: str, client: str = "ann", number: int = 0, rank: int = 4, **fields: Any) -> Any:
-        lora = types.LoraConfig(rank=rank, seed=1, **fields)
+        lora = types.LoraConfig(**{"rank": rank, "seed": 1, **fields})
         request = types.CreateModelRequest(session_id=session, model_seq_id=number, base_model=NAME, lora_config=lora)
         return await self.result(self.service.create_model(client, request), client)
 
@@ -315,11 +315,28 @@ async def test_a_client_reaches_nothing_of_another(bench):
         ({"rank": 17}, "rank: must be from 1 to 16, got 17; `rljob serve --max-rank` sets the limit"),
         ({"rank": 0}, "rank: must be from 1 to 16"),
         ({"train_mlp": False}, "train_mlp and train_attn must be true"),
+        ({"seed": 2**63}, r"lora_config.seed: must be from 0 to 2\^63 - 1, got 9223372036854775808"),
+        ({"seed": -1}, "lora_config.seed: must be from 0"),
     ],
 )
 async def test_an_adapter_that_cannot_be_is_refused(bench, fields, message):
     with pytest.raises(RefusedError, match=message):
         await bench.create(bench.session(), **fields)
+
+
+async def test_a_command_without_a_number_is_refused(bench):
+    with pytest.raises(RefusedError, match="seq_id: is needed, from 1 on"):
+        bench.step(await bench.model(), 0)
+
+
+async def test_a_sample_of_too_many_is_refused_before_it_takes_memory(bench):
+    sampler = bench.sampler(bench.session(), base_model=NAME)
+    prompt, params = types.ModelInput.from_ints([1]), types.SamplingParams()
+    request = types.SampleRequest(
+        prompt=prompt, sampling_params=params, sampling_session_id=sampler, seq_id=0, num_samples=10**12
+    )
+    with pytest.raises(RefusedError, match="num_samples: must be from 1 to 1024"):
+        bench.service.asample("ann", request)
 
 
 async def test_another_base_model_is_refused(bench):

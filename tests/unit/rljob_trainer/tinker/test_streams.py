@@ -173,13 +173,18 @@ async def test_a_request_that_comes_again_has_the_result_of_the_first():
 
 async def test_a_result_that_is_not_there_yet_is_none():
     futures = Futures()
-    futures.begin("s:1", asyncio.Event().wait)  # type: ignore[arg-type]
+    done = asyncio.Event()
+    futures.begin("s:1", done.wait)  # type: ignore[arg-type]
     assert await futures.wait("s:1", 0.0) is None
     futures.begin("s:2", asyncio.Event().wait)  # type: ignore[arg-type]
     futures._tasks["s:2"].cancel()
     await settle()
     futures.forget("s")
+    await settle()
     assert ("s:1" in futures, "s:2" in futures) == (True, False), "work was dropped that is not done"
+    done.set()
+    await settle()
+    assert "s:1" not in futures, "a result of a session that has ended stays for ever"
 
 
 async def test_old_results_are_dropped_once_they_were_taken(monkeypatch):

@@ -110,6 +110,8 @@ def test_the_sdk_reads_the_result_of_a_batch():
         ("eps", 0.0, "at least 1e-30 and less than inf, got 0.0"),
         ("weight_decay", float("nan"), "at least 0"),
         ("grad_clip_norm", -1.0, "at least 0"),
+        ("learning_rate", float("nan"), "at least -1e"),
+        ("learning_rate", float("inf"), "at least -1e"),
     ],
 )
 def test_settings_of_an_update_that_would_spoil_the_weights_are_refused(name, value, bounds):

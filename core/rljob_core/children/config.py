@@ -76,10 +76,10 @@ def build_service_config(service: HostedService) -> Manifest:
 
 
 def build_token_secret(owner: Owner, name: str, token: str) -> Manifest:
-    """Secret with the token. It is immutable, so that an operator with an outdated cache cannot change it while Pods
-    run."""
+    """Secret with the token. It is not immutable: a kubelet would keep that of an earlier owner with this name, as long
+    as a Pod of it is on the node."""
     data = {TOKEN_KEY: base64.b64encode(token.encode()).decode()}
-    return build_child("v1", "Secret", owner, name, {}, type="Opaque", immutable=True, data=data)
+    return build_child("v1", "Secret", owner, name, {}, type="Opaque", data=data)
 
 
 def build_clients_secret(job: RLJob, keys: Mapping[str, str]) -> Manifest:

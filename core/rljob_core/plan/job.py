@@ -147,6 +147,8 @@ class _Context:
         token = read_token(secret) or self._new_token()
         children, problems = self._build(job, token, self._defaults, observed.state.reward_models)
         built = {key_of(child): child for child in children}
+        if secret and "immutable" in secret:  # as earlier versions made it: nobody can change it
+            built[key_of(secret)] |= {"immutable": True}
         changed = {key for key in observed.children if key.kind in keep.KINDS} - _find_unchanged(observed, built)
         if changed and (other := keep.name_otherwise(job)):
             others, _ = self._build(other, token, self._defaults, observed.state.reward_models)

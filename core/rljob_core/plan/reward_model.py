@@ -143,6 +143,8 @@ def _plan_children(
             raise UserError("; ".join(problems))
     except UserError as error:
         return _build_plan(seen, now, not_ready=(conditions.REASON_INVALID_SPEC, str(error)))
+    if secret and "immutable" in secret:  # as in a job
+        built[key_of(secret)] |= {"immutable": True}
     built = {key: keep.record_built(child) for key, child in built.items()}
     built |= {key: keep.keep_running(built[key], running[key]) for key in keep.find_unchanged(built, running)}
     delete = tuple(sorted(running.keys() - built.keys() - seen.blocked))

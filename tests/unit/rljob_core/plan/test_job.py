@@ -284,6 +284,16 @@ def test_existing_token_is_kept():
     assert {key_of(c): c for c in again.children} == stored.children
 
 
+def test_token_of_a_new_job_is_no_immutable_secret_and_that_of_an_earlier_version_stays_one():
+    """A kubelet reads an immutable one once, and a deleted job may have left a Pod on the node that has another."""
+    job, key = load("smallest"), ("Secret", "gsm8k-token")
+    stored = children_of(job)
+    assert "immutable" not in stored[key]
+    stored[key] |= {"immutable": True}
+    found = {key_of(c): c for c in make_plan(job, ObservedState(children=stored)).children}
+    assert found == stored, "the API server would refuse to change it"
+
+
 def head_of(job, observed):
     return next(c for c in make_plan(job, observed).children if key_of(c) == ("Job", "gsm8k-head"))
 

@@ -49,7 +49,11 @@ def test_token_is_kept():
     first = make_observed(model, 2)
     again = plan_reward_model(model, first, NOW, new_token=lambda: "another")
     secret = next(child for child in again.children if child["kind"] == "Secret")
-    assert secret["data"] == first.children[ChildKey("Secret", "judge-rewardmodel")]["data"]
+    known = first.children[ChildKey("Secret", "judge-rewardmodel")]
+    assert secret["data"] == known["data"]
+    assert "immutable" not in secret
+    known["immutable"] = True  # as an earlier version made it
+    assert "immutable" in next(c for c in plan_reward_model(model, first, NOW).children if c["kind"] == "Secret")
 
 
 def test_model_with_some_ready_pods_serves_and_is_degraded():

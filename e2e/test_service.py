@@ -47,7 +47,12 @@ class Service:
 
     def wait(self) -> None:
         """Until clients are served."""
-        self.job.wait_for("serving", lambda: self.job.status.get("progress", {}).get("phase") == "serving")
+
+        def is_serving() -> bool:
+            status, condition = self.job.status, self.job.condition("Progressing")
+            return (status.get("phase"), condition.get("reason")) == ("Running", "Serving")
+
+        self.job.wait_for("serving", is_serving)
 
     def key(self, client: str) -> str:
         data = self.cluster.get("secret", f"{NAME}-clients")["data"]

@@ -308,8 +308,8 @@ _RULES: Final = (
         ("rewards",),
         "must have at least one entry: only agents of type environment and program reward an episode themselves",
         "add a reward",
-        lambda spec: bool(spec.rewards) or spec.agent.is_hosted or spec.data.given_train is None,
-        f"self.rewards.size() > 0 || !{_TRAINS_PROMPTS} || {_HOSTED}",
+        lambda spec: bool(spec.rewards or spec.service) or spec.agent.is_hosted or spec.data.given_train is None,
+        f"self.rewards.size() > 0 || has(self.service) || !{_TRAINS_PROMPTS} || {_HOSTED}",
     ),
     Rule(
         ("rewards",),

@@ -190,7 +190,7 @@ class Data(Spec):
         Rule(
             ("train",),
             "must be set with mix, curriculum or eval, or without warmStart",
-            "set it",
+            "set it, or remove these",
             lambda data: data.given_train or (data.warm_start and not (data.mix or data.curriculum or data.eval)),
             "has(self.train) || has(self.warmStart) && !has(self.mix) && !has(self.curriculum) && !has(self.eval)",
         ),

@@ -272,6 +272,7 @@ class RunningJob:
         prometheus, ends = self.harness.prometheus, (EpisodeEnd.USER, EpisodeEnd.MAX_TURNS, EpisodeEnd.FAILED)
         prometheus.register_agent({name: AgentService() for name in ("user", "calculator")})
         prometheus.register_gateway(lambda: {"episodes": 4.0, "in_flight": 2.0, "oldest_seconds": 0.3})
+        prometheus.register_service(lambda: {"clients": 2.0, "adapters": 3.0})
         for number in itertools.count():
             end = ends[number % len(ends)]
             calls = [ToolCall("0", "add", {}, tool="calculator"), ToolCall("1", "sub", {}, error="no such function")]
@@ -287,6 +288,7 @@ class RunningJob:
             prometheus.record_scored("train", episode)
             prometheus.record_response("chat/completions", "policy", 499 if end is EpisodeEnd.FAILED else 200)
             prometheus.record_overhead(to_engine=0.002, to_client=0.001)
+            await prometheus.measure("ann", "optim_step", asyncio.sleep(0.1))
             for service in ("user", "calculator"):
                 prometheus.record_call(service, "train", CallResult(id="0", valid=True), 0.05)
             await asyncio.sleep(0.5)

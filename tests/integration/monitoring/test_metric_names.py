@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import subprocess
 
@@ -44,6 +45,8 @@ def render_driver() -> bytes:
     metrics.register_rewards({ODD: RewardService()})
     metrics.register_agent({ODD: AgentService()})
     metrics.register_gateway(lambda: {"episodes": 1.0, "in_flight": 1.0, "oldest_seconds": 0.1})
+    metrics.register_service(lambda: {"clients": 1, "adapters": 1})
+    asyncio.run(metrics.measure("ann", "optim_step", asyncio.sleep(0)))
     metrics.register_trackers(Trackers([Delivery("mlflow", lambda: None)]).counts)
     metrics.record_response("chat/completions", "policy", 200)
     metrics.record_scored("train", played)

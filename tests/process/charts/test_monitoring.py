@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 
@@ -70,10 +71,14 @@ def test_driver_exports_what_the_panels_of_agents_query():
     )  # fmt: skip
     metrics.record_scored("train", failed)
     metrics.register_gateway(lambda: {"episodes": 1.0, "in_flight": 1.0, "oldest_seconds": 0.1})
+    metrics.register_service(lambda: {"clients": 1, "adapters": 1})
+    asyncio.run(metrics.measure("ann", "optim_step", asyncio.sleep(0)))
     metrics.record_response("chat/completions", "policy", 200)
     metrics.record_overhead(to_engine=0.002, to_client=0.001)
     exported = set(re.findall(r"^(\w+)(?=[ {])", metrics.render().decode(), re.M))
     queries = [q for p in dashboard.list_panels() for q in dashboard.list_queries(p, window="30s", span="2m")]
-    queried = {name for query in queries for name in re.findall(r"rljob_(?:agent|gateway)_\w+", query.expression)}
-    assert len(queried) == 14
+    queried = {
+        name for query in queries for name in re.findall(r"rljob_(?:agent|gateway|service)_\w+", query.expression)
+    }
+    assert len(queried) == 18
     assert queried <= exported

@@ -3,10 +3,10 @@
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 LATENCY_BUCKETS_SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 """The chart's values.schema.json lists them: an alert's latency must be one of the buckets."""
+_Result = TypeVar("_Result")
 LatencyPart = Literal["wait", "queue", "execute", "retry"]
 SCORE_BUCKETS = (
     *(-10, -5, -2, -1, -0.75, -0.5, -0.25, -0.1, -0.001, 0, 0.1, 0.25, 0.5, 0.75, 0.9),
@@ -56,6 +57,10 @@ _GATEWAY_GAUGES = {
     "episodes": "Episodes that programs and environments play now.",
     "in_flight": "Requests that wait for a completion.",
     "oldest_seconds": "Age of the oldest of these requests.",
+}
+_SERVICE_GAUGES = {
+    "clients": "Clients of a training service that have a session now.",
+    "adapters": "Adapters that a training service holds.",
 }
 LAG_BUCKETS_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 5)
 """The operator waits 2 s for /status, and a readiness probe 3 s."""
@@ -172,6 +177,13 @@ class PrometheusMetrics:
             "rljob_driver_loop_lag_seconds", "How late the driver's event loop runs what is due, ten times a second.",
             registry=registry, buckets=LAG_BUCKETS_SECONDS,
         )  # fmt: skip
+        self._requests = Histogram(
+            "rljob_service_request_seconds", "From a request of a training service's client to its result.",
+            ["client", "request"], registry=registry, buckets=LATENCY_BUCKETS_SECONDS,
+        )  # fmt: skip
+        self._unanswered = Gauge(
+            "rljob_service_requests", "Such requests that have no result yet.", ["client"], registry=registry
+        )
         self._failures = counter(
             "rljob_agent_failures", "Conversations without a score, by what failed.", "lane", "service", "reason"
         )
@@ -206,13 +218,16 @@ class PrometheusMetrics:
         """Export what the model gateway does now, which a scrape reads."""
         for part in GATEWAY_PARTS:
             self._gateway_overhead.labels(part)
+        self.registry.register(_Scraped(partial(_collect_gauges, "rljob_gateway", _GATEWAY_GAUGES, read_statistics)))
 
-        def collect() -> Iterator[Metric]:
-            values = read_statistics()
-            for name, text in _GATEWAY_GAUGES.items():
-                yield GaugeMetricFamily(f"rljob_gateway_{name}", text, value=values[name])
+    def register_service(self, read_counts: Callable[[], Mapping[str, float]]) -> None:
+        """Export whom a training service serves, which a scrape reads."""
+        self.registry.register(_Scraped(partial(_collect_gauges, "rljob_service", _SERVICE_GAUGES, read_counts)))
 
-        self.registry.register(_Scraped(collect))
+    async def measure(self, client: str, request: str, result: Awaitable[_Result]) -> _Result:
+        """Return the result of a request of a training service's client."""
+        with self._unanswered.labels(client).track_inprogress(), self._requests.labels(client, request).time():
+            return await result
 
     def register_trackers(self, read_counts: Callable[[], Mapping[str, DeliveryCounts]]) -> None:
         """Export what became of the records for each tracker."""
@@ -333,6 +348,12 @@ class _Scraped(Collector):
 
     def describe(self) -> list[Metric]:
         return []  # so that registering does not collect
+
+
+def _collect_gauges(prefix: str, texts: Mapping[str, str], read: Callable[[], Mapping[str, float]]) -> Iterator[Metric]:
+    values = read()
+    for name, text in texts.items():
+        yield GaugeMetricFamily(f"{prefix}_{name}", text, value=values[name])
 
 
 def _collect_services(

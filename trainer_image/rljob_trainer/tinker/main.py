@@ -122,7 +122,9 @@ async def serve(environment: Environment, settings: Settings, on_ray: Callable[[
             max_rank=lora.rank,
             max_adapters=settings.max_adapters,
             root=root,
+            measure=head.prometheus.measure,
         )
+        head.prometheus.register_service(service.count)
         server, failures = TinkerServer(service, settings.keys), RankFailureLog(job.spec.trainer)
         stack.push_async_callback(server.close)
         is_open = service.restore()

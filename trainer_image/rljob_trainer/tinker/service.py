@@ -38,7 +38,7 @@ from rljob_trainer.ranks.group import TrainerGroup
 from rljob_trainer.tinker import slot, wire
 from rljob_trainer.tinker.journal import Entry, Journal, Snapshot
 from rljob_trainer.tinker.sampling import Sampler
-from rljob_trainer.tinker.streams import Futures, Result, Stream, Turns, Work
+from rljob_trainer.tinker.streams import Futures, Result, Running, Stream, Turns, Work
 from rljob_trainer.tinker.wire import ModelLimits, RefusedError
 
 log = logging.getLogger(__name__)
@@ -138,9 +138,11 @@ class Service:
         max_adapters: int,
         root: Path,
         clock: Callable[[], float] = time.monotonic,
+        measure: Callable[[str, str, Running], Running] = lambda client, path, running: running,
     ) -> None:
-        """`name`: by which clients know the model. `tokenizer`: from where they load it. `root`: of checkpoints."""
-        self._journal, self._clock = journal, clock
+        """`name`: by which clients know the model. `tokenizer`: from where they load it. `root`: of checkpoints.
+        `measure`: gets the client and the path of what runs from now on."""
+        self._journal, self._clock, self._measure = journal, clock, measure
         self._name, self._tokenizer, self._limits, self._max_rank = name, tokenizer, limits, max_rank
         self._max_adapters, self._root = max_adapters, root
         self._sessions: dict[str, Session] = {}
@@ -212,6 +214,11 @@ class Service:
         if self._request is not None:
             self._journal.add(owner, number, *self._request)
 
+    def _start(self, request_id: str, work: Work) -> None:
+        """Begin the work of a request, unless it was begun before."""
+        request = self._request  # None: it comes from the journal
+        self.futures.begin(request_id, work if request is None else lambda: self._measure(*request[:2], work()))
+
     def _dispatch(self, client: str, path: str, body: bytes) -> dict[str, Any]:
         if path == "forward_backward":
             return self.forward_backward(client, body)
@@ -247,12 +254,16 @@ class Service:
 
     def describe(self, status: DriverStatus) -> DriverStatus:
         """Return the head's status with whom the service serves."""
-        now, models = self._clock(), self._models.values()
-        clients = {each.client for each in self._sessions.values() if each.is_alive(now)}
-        num_busy = sum(each.stream.is_busy for each in models)
-        counts = {"client": len(clients), "adapter": len(models)}.items()
-        served = ", ".join([*(f"{count} {name}{'s' * (count != 1)}" for name, count in counts), f"{num_busy} busy"])
+        num_busy = sum(each.stream.is_busy for each in self._models.values())
+        counts = self.count().items()
+        served = ", ".join([*(f"{n} {name.removesuffix('s' * (n == 1))}" for name, n in counts), f"{num_busy} busy"])
         return status.model_copy(update={"waits_for": status.waits_for or served})
+
+    def count(self) -> dict[str, int]:
+        """Return the numbers of what there is now, by its name."""
+        now = self._clock()
+        clients = {each.client for each in self._sessions.values() if each.is_alive(now)}
+        return {"clients": len(clients), "adapters": len(self._models)}
 
     def create_model(self, client: str, request: types.CreateModelRequest) -> dict[str, Any]:
         lora, session = request.lora_config, self._find_session(client, request.session_id)
@@ -388,7 +399,7 @@ class Service:
         async def work(group: TrainerGroup, ranks: Sampler) -> Result:
             return await run_with_watcher(ranks.sample(sampler.folder, asked), group.wait_until_ended(0.0))
 
-        self.futures.begin(request_id, partial(self._try, work, math.inf))
+        self._start(request_id, partial(self._try, work, math.inf))
         ids = [f"{request_id}:{i}" for i in range(request.num_samples)]
         return {"request_id": request_id, "sample_sequence_ids": ids}
 
@@ -438,7 +449,7 @@ class Service:
             model.stream.check(number)
             self._keep(model.id, number)
             run: Work = partial(model.stream.run, number, partial(self._work, model, number, work, changes))
-            self.futures.begin(request_id, run)
+            self._start(request_id, run)
         return {"request_id": request_id, "model_id": model.id}
 
     def _recall(self, model: Model, number: int, result: Result, work: Command | None = None) -> None:

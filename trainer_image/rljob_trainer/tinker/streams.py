@@ -17,7 +17,8 @@ from rljob_trainer.tinker.wire import RefusedError
 
 Result = bytes | dict[str, Any]
 """A message, or a JSON object."""
-Work = Callable[[], Coroutine[Any, Any, Result]]
+Running = Coroutine[Any, Any, Result]
+Work = Callable[[], Running]
 NUM_KEPT = 256
 """Results that are kept of a session after its client has got them: the answer may be lost on its way."""
 

@@ -284,7 +284,7 @@ def test_existing_token_is_kept():
     assert {key_of(c): c for c in again.children} == stored.children
 
 
-def test_token_of_a_new_job_is_no_immutable_secret_and_that_of_an_earlier_version_stays_one():
+def test_tokens_of_new_jobs_are_no_immutable_secrets_and_earlier_ones_stay():
     """A kubelet reads an immutable one once, and a deleted job may have left a Pod on the node that has another."""
     job, key = load("smallest"), ("Secret", "gsm8k-token")
     stored = children_of(job)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -322,6 +323,25 @@ async def test_a_client_reaches_nothing_of_another(bench):
 async def test_an_adapter_that_cannot_be_is_refused(bench, fields, message):
     with pytest.raises(RefusedError, match=message):
         await bench.create(bench.session(), **fields)
+
+
+async def test_a_request_is_measured_once_from_its_acceptance_to_its_result(bench):
+    events = list[tuple[str, ...]]()
+
+    async def measure(client: str, request: str, running: Any) -> Any:
+        events.append((client, request))
+        result = await running
+        events.append(("ended",))
+        return result
+
+    bench.service._measure = measure
+    model = await bench.model()
+    body = json.dumps({"model_id": model, "seq_id": 1, "optim_params": {"learning_rate": 0.5}}).encode()
+    for _ in range(2):
+        answer = bench.service.accept("ann", "optim_step", body)
+    await bench.result(answer)
+    assert events == [("ann", "optim_step"), ("ended",)]
+    assert bench.service.count() == {"clients": 1, "adapters": 1}
 
 
 async def test_a_command_without_a_number_is_refused(bench):

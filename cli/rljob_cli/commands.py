@@ -24,7 +24,6 @@ from rljob_api.read.documents import Problem
 from rljob_api.run.folder import FILE_SUMMARY, TRAJECTORIES, last_checkpoint
 from rljob_api.run.origin import FILE_ORIGIN, Change
 from rljob_cli.check.device_fields import DEFAULT_MODEL
-from rljob_cli.check.downloads import show_downloads
 from rljob_cli.check.job_source import find_copy, set_model
 from rljob_cli.check.jobfile import RUNS, Finding, JobFile, Target, check_file, load, load_partial
 from rljob_cli.check.machine import Machine
@@ -143,8 +142,7 @@ def run_file(file: JobFile, folder: Path, claims: dict[str, Path], options: RunO
         network = claim_block(str(folder), options.network)
     except UserError as error:
         problems.append(Problem("", file.document.line_of(()), str(error)))
-    with show_downloads(is_wanted=output != "json"):
-        verdict = judge(file, folder, claims, target="local", extra=problems, should_call=not options.no_call)
+    verdict = judge(file, folder, claims, target="local", extra=problems, should_call=not options.no_call)
     verdict.raise_problems()
     verdict.print_warnings()
     from rljob_cli.export.command import write_card
@@ -281,8 +279,7 @@ def validate_command(options: ValidateOptions) -> int:
             file = load_partial(path, options.overrides or [])
             folder = RUNS.resolve() / file.job.metadata.name
             extra, doubts = find_policy_problems(file, policy)
-            with show_downloads(is_wanted=output != "json"):
-                verdict = judge(file, folder, claims, target=target, extra=extra, should_call=not options.no_call)
+            verdict = judge(file, folder, claims, target=target, extra=extra, should_call=not options.no_call)
             verdict = replace(verdict, warnings=[*verdict.warnings, *doubts])
             verdict.raise_problems()
         except UserError as caught:

@@ -173,14 +173,6 @@ class Cluster:
         except NotFoundError:
             return None
 
-    async def has_kind(self, resource: Resource) -> bool:
-        """Return whether the cluster has the CRD of a kind. Any user may ask."""
-        try:
-            found = await self._request(f"list the kinds of {resource.group}", "GET", f"/apis/{resource.api_version}")
-        except NotFoundError:
-            return False
-        return any(each["name"] == resource.plural for each in found["resources"])
-
     async def apply(self, resource: Resource, manifest: Manifest, *, dry_run: bool = False) -> Manifest:
         """Create or change an object by server-side apply. Return it as the API server stores it."""
         query = {"fieldManager": _FIELD_MANAGER, "force": "true"} | ({"dryRun": "All"} if dry_run else {})

@@ -35,7 +35,6 @@ from rljob_cli.report.sections import (
     build_lost_times,
     build_phase_times,
     build_role_times,
-    build_sides,
     summarize_failures,
     summarize_rewards,
 )
@@ -128,7 +127,6 @@ def render_page(run: RunData, now: datetime, live: LiveView | None = None) -> st
         active=find_active_seconds(run.summary),
         roles=build_role_times(steps),
         role_names=ROLES,
-        sides=build_sides(steps),
         rewards=summarize_rewards(chain.from_iterable(run.samples)),
         num_steps=len(steps),
         failures=summarize_failures(run.metrics, chain.from_iterable(run.samples)),

@@ -1,4 +1,4 @@
-"""What the sections of a report count: failures, rewards, turns on shared devices, and waits between roles. Pure.
+"""What the sections of a report count: failures, rewards, and waits between roles. Pure.
 
 Failures: counts are of the whole run, from metrics.jsonl; messages are from the samples that the report read.
 
@@ -14,7 +14,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 
-from rljob_api.quantity import show_bytes
 from rljob_api.run.metrics import Metrics, StepRecord
 from rljob_api.run.summaries import RunSummary
 from rljob_api.run.trajectories import ResultRow, SampleRow
@@ -113,48 +112,6 @@ def build_phase_times(summary: RunSummary) -> list[PhaseTime]:
     }
     found += [PhaseTime(name, time, time / whole, meaning) for name, (time, meaning) in outside.items() if time > 0]
     return found
-
-
-@dataclass(frozen=True)
-class SideOfTurns:
-    role: str
-    working: str
-    """Memory in its own turn: the most in a step. `-`: unknown."""
-    waiting: str
-    """Memory in the turn of the other one."""
-    leave_seconds: float | None
-    """Mean time to free the devices. None: unknown."""
-    return_seconds: float | None
-    """Mean time until it can work again."""
-
-
-_SIDES = (
-    ("rollouts", "rollouts_awake", "rollouts_asleep", "sleep", "wake"),
-    ("models", "models_awake", "models_asleep", "sleep", "wake"),
-    ("trainer", "trainer_update", "trainer_freed", "free", "restore"),
-)
-"""Role, with the keys of TurnNumbers.device_bytes and of its turn_seconds."""
-
-
-def build_sides(steps: Sequence[StepRecord]) -> list[SideOfTurns]:
-    """Return both sides; empty if nothing is shared."""
-    if not any(step.device_bytes for step in steps):
-        return []
-    return [
-        SideOfTurns(role, _largest(steps, working), _largest(steps, waiting), _mean(steps, leave), _mean(steps, back))
-        for role, working, waiting, leave, back in _SIDES
-        if role != "models" or any(working in step.device_bytes for step in steps)
-    ]
-
-
-def _largest(steps: Sequence[StepRecord], state: str) -> str:
-    found = [step.device_bytes[state] for step in steps if state in step.device_bytes]
-    return show_bytes(max(found)) if found else "-"
-
-
-def _mean(steps: Sequence[StepRecord], part: str) -> float | None:
-    found = [step.turn_seconds[part] for step in steps if part in step.turn_seconds]
-    return fmean(found) if found else None
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,14 @@
 """`rljob submit`: from a job's file to a job in the cluster.
 
-Everything that may refuse the job comes first: the file, its sources, the API server's dry run, and the Secrets and
-claims that its Pods need. Invariant: a refused job leaves nothing in the cluster. A copy that fails leaves a new claim,
-which the next call completes.
+Everything that may refuse the job comes first: the file, its sources and the API server's dry run. Invariant: a refused
+job leaves nothing in the cluster. A copy that fails leaves a new claim, which the next call completes.
 """
 
 import asyncio
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
@@ -23,12 +21,11 @@ from rljob_cli.check.preflight import can_read_rows
 from rljob_cli.check.template_file import place_template
 from rljob_cli.check.tenant_policy import find_policy_problems, read_policy
 from rljob_cli.check.verdict import describe_skipped, judge
-from rljob_cli.cluster.client import Cluster, ClusterError, NotFoundError
+from rljob_cli.cluster.client import Cluster, ClusterError
 from rljob_cli.cluster.commands import on_cluster
 from rljob_cli.cluster.logs import Selection, follow_logs
 from rljob_cli.cluster.top import JobRow, view_row
 from rljob_cli.exits import EXIT_FAILED
-from rljob_cli.manifests import containers_of
 from rljob_cli.options import SubmitOptions, Target
 from rljob_cli.output import print_json, say
 from rljob_cli.run.snapshot import FINAL_PHASES
@@ -45,77 +42,6 @@ from rljob_core.plan.policy_defaults import apply_policy, choose_queue
 from rljob_core.plan.reward_model import plan_reward_model
 from rljob_core.plan.run_files import describe_loss
 from rljob_core.plan.start_model import NOT_EXPORTED, place_model, read_start_job
-
-_POD_WORKLOADS = ("Job", "StatefulSet", "Deployment")
-_REMEDIES = {
-    "Secret": "kubectl create secret generic {name} -n {namespace} --from-literal={key}=...",
-    "ConfigMap": "kubectl create configmap {name} -n {namespace} --from-file={key}=...",
-    "PersistentVolumeClaim": "create the claim, or use one that exists: kubectl get pvc -n {namespace}",
-}
-
-
-class Need(NamedTuple):
-    """An object, or a key in it (empty: any), that a Pod refers to."""
-
-    kind: str
-    name: str
-    key: str = ""
-
-    def describe_missing(self, namespace: str) -> str:
-        remedy = _REMEDIES[self.kind].format(name=self.name, namespace=namespace, key=self.key or "KEY")
-        has_no = f" with the key {self.key}" if self.key else ""
-        return f"{self.kind} {namespace}/{self.name}{has_no} does not exist; {remedy}"
-
-
-def find_needs(children: Iterable[Manifest], provided: Iterable[Manifest]) -> list[Need]:
-    """Return what the Pods of `children` need and neither `children` nor `provided` contain."""
-    children = list(children)
-    ours = {(m["kind"], m["metadata"]["name"]) for m in [*children, *provided]}
-    pods = [child["spec"]["template"]["spec"] for child in children if child["kind"] in _POD_WORKLOADS]
-    needs = {need for pod in pods for need in _list_needs(pod)}
-    return sorted(need for need in needs if (need.kind, need.name) not in ours)
-
-
-def _list_needs(pod: Mapping[str, Any]) -> Iterator[Need]:
-    for container in containers_of(pod):
-        for env in container.get("env") or []:
-            yield from _list_key_needs(env.get("valueFrom") or {}, "secretKeyRef", "configMapKeyRef")
-        for env in container.get("envFrom") or []:
-            yield from _list_key_needs(env, "secretRef", "configMapRef")
-    for secret in pod.get("imagePullSecrets") or []:
-        yield Need("Secret", secret["name"])
-    for volume in pod.get("volumes") or []:
-        yield from _list_volume_needs(volume)
-
-
-def _list_key_needs(source: Mapping[str, Any], secret: str, config_map: str) -> Iterator[Need]:
-    for field, kind in ((secret, "Secret"), (config_map, "ConfigMap")):
-        reference = source.get(field)
-        if reference and not reference.get("optional"):
-            yield Need(kind, reference["name"], reference.get("key", ""))
-
-
-def _list_volume_needs(volume: Mapping[str, Any]) -> Iterator[Need]:
-    for source in (volume.get("projected") or {}).get("sources") or []:
-        yield from _list_volume_needs(source)
-    for field, kind in (("secret", "Secret"), ("configMap", "ConfigMap")):
-        source = volume.get(field)
-        if source and not source.get("optional"):
-            name = source.get("secretName") or source["name"]
-            yield from (Need(kind, name, item["key"]) for item in source.get("items") or [])
-            if not source.get("items"):
-                yield Need(kind, name)
-    if claim := volume.get("persistentVolumeClaim"):
-        yield Need("PersistentVolumeClaim", claim["claimName"])
-
-
-def is_missing(need: Need, found: Manifest | None) -> bool:
-    """Whether the object (None: it does not exist) lacks what is needed."""
-    if found is None:
-        return True
-    keys = {*(found.get("data") or {}), *(found.get("binaryData") or {})}
-    return bool(need.key) and need.key not in keys
-
 
 _RESOURCES: Mapping[str, Resource] = {
     "RLJob": RLJOB,
@@ -173,7 +99,7 @@ async def _submit(cluster: Cluster, file: JobFile, options: SubmitOptions) -> in
     submission = _plan(file, cluster.namespace, options)
     policy = await _find_policy(cluster)
     children = _build_children(submission, policy, await _find_start(cluster, submission, options))
-    await _check(cluster, submission, children)
+    await cluster.apply(RLJOB, submission.job, dry_run=True)
     # Of an earlier claim nothing can change.
     if submission.claim and not await cluster.find(CLAIM, submission.claim_name):
         await _apply(cluster, submission.claim, options)
@@ -282,28 +208,6 @@ def _build_children(submission: Submission, policy: RLJobPolicy | None, start_cl
 
 def _is_model(manifest: Manifest) -> bool:
     return bool(manifest["kind"] == "RewardModel")
-
-
-async def _check(cluster: Cluster, submission: Submission, children: list[Manifest]) -> None:
-    """Raise UserError or ClusterError if the API server refuses the job, or if a CRD or an object of its Pods is
-    missing."""
-    await cluster.apply(RLJOB, submission.job, dry_run=True)
-    kinds = dict.fromkeys(resource for child in children if (resource := BY_KIND[child["kind"]]).remedy)
-    problems = [kind.describe_missing_kind() for kind in kinds if not await cluster.has_kind(kind)]
-    needs = find_needs(children, submission.objects)
-    problems += [need.describe_missing(cluster.namespace) for need in needs if await _is_missing(cluster, need)]
-    if problems:
-        raise UserError("\n".join(problems))
-
-
-async def _is_missing(cluster: Cluster, need: Need) -> bool:
-    try:
-        return is_missing(need, await cluster.find(_RESOURCES[need.kind], need.name))
-    except NotFoundError:
-        return True
-    except ClusterError as error:  # many users may not read Secrets
-        say(f"warning: {need.kind} {need.name} was not checked: {error}")
-        return False
 
 
 async def _apply(cluster: Cluster, manifest: Manifest, options: SubmitOptions) -> Manifest:

@@ -104,7 +104,7 @@ def test_job_beyond_the_policy_of_the_namespace_leaves_nothing(submitter: Submit
     assert "scheduling" not in submitter.get_job()["spec"], "the operator applies the default"
 
 
-def test_job_that_starts_from_another_needs_it_and_its_claim(submitter: Submitter) -> None:
+def test_job_that_starts_from_another_needs_it(submitter: Submitter) -> None:
     start = ("--set", "spec.model.source=job://first@last")
     output = " ".join(submitter.run(*start, exit_code=2).output.split())
     assert f"job://first@last needs RLJob first, which does not exist in the namespace {submitter.namespace}" in output
@@ -116,12 +116,6 @@ def test_job_that_starts_from_another_needs_it_and_its_claim(submitter: Submitte
     }
     first = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "first"}, "spec": spec}
     submitter.jobs.create_namespaced_custom_object(*GROUP, submitter.namespace, "rljobs", first)
-    output = submitter.run(*start, exit_code=2).output
-    assert f"PersistentVolumeClaim {submitter.namespace}/runs does not exist" in output
-    claim: dict[str, Any] = {"spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}}
-    submitter.core.create_namespaced_persistent_volume_claim(
-        submitter.namespace, claim | {"metadata": {"name": "runs"}}
-    )
     assert "waits: RLJob first exports its model at its end" in submitter.run(*start).output
     assert submitter.get_job()["spec"]["model"]["source"] == "job://first@last"
 
@@ -166,34 +160,6 @@ def test_reward_model_of_the_file_owns_the_files_too(submitter: Submitter) -> No
     assert "shared.reward.py" in files.data
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        (
-            "  trainer:",
-            "  checkpoint: {persistentVolumeClaim: {claimName: runs}}\n  trainer:",
-            "runs does not exist",
-        ),
-        (
-            "function: {file: reward.py}",
-            "judge: {template: x, parser: {regex: (.)}, endpoint: {url: http://x/v1, model: m, "
-            "apiKeySecretRef: {name: openai, key: KEY}}}",
-            "kubectl create secret generic openai",
-        ),
-        (
-            "  trainer:",
-            "  agent: {type: loop, tools: [{name: code, sandbox: {provider: agentSandbox}}]}\n  trainer:",
-            "this cluster has no SandboxTemplate of extensions.agents.x-k8s.io/v1beta1; install kubernetes-sigs/agent-",
-        ),
-    ],
-)
-def test_job_whose_pods_would_wait_leaves_nothing(submitter: Submitter, old: str, new: str, message: str) -> None:
-    submitter.replace(old, new)
-    assert message in submitter.run(exit_code=2).stderr
-    assert submitter.config_maps() == []
-    assert submitter.jobs.list_namespaced_custom_object(*GROUP, submitter.namespace, "rljobs")["items"] == []
-
-
 def test_job_whose_reward_raises_leaves_nothing(submitter: Submitter) -> None:
     reward = submitter.file.parent / "reward.py"
     reward.write_text("def compute_score(data_source, solution_str, ground_truth): raise ValueError('no')\n")
@@ -210,18 +176,6 @@ def test_job_that_the_api_server_refuses_leaves_nothing_new(submitter: Submitter
     )
     assert "spec.model" in submitter.run(exit_code=1).stderr
     assert (submitter.get_job()["spec"]["schedule"]["steps"], len(submitter.config_maps())) == (20, 1)
-
-
-def test_existing_secret_needs_its_key(submitter: Submitter) -> None:
-    submitter.core.create_namespaced_secret(
-        submitter.namespace, {"metadata": {"name": "hub"}, "stringData": {"a": "b"}}
-    )
-    env = "[{name: HF_TOKEN, valueFrom: {secretKeyRef: {name: hub, key: token}}}]"
-    head = f"  head: {{template: {{spec: {{containers: [{{name: head, env: {env}}}]}}}}}}\n"
-    submitter.replace("  trainer:", f"{head}  trainer:")
-    assert "hub with the key token does not exist" in submitter.run(exit_code=2).stderr
-    submitter.core.patch_namespaced_secret("hub", submitter.namespace, {"stringData": {"token": "t"}})
-    submitter.run()
 
 
 @pytest.mark.parametrize("option", ["--wait", "--follow"])

@@ -155,12 +155,3 @@ def test_run_without_reward_functions_has_the_results_of_its_agent(run):
     [sample] = json.loads(data)["samples"]
     assert [(result["name"], result["score"]) for result in sample["rewards"]] == [("runner", 0.5)]
     assert "reward runner" not in page, "an agent's reward has no version"
-
-
-def test_turns_on_shared_devices_have_a_table(run):
-    held = {"rollouts_awake": 2**31, "rollouts_asleep": 2**30, "trainer_update": 2**31, "trainer_freed": 2**30}
-    steps = tuple(step.model_copy(update={"device_bytes": held}) for step in run.metrics.steps)
-    page = render_page(replace(run, metrics=replace(run.metrics, steps=steps)), NOW)
-    outline(page)
-    assert "<td>2.0 GiB</td><td>1.0 GiB</td><td>-</td><td>-</td>" in page
-    assert "Turns on shared devices" not in render_page(run, NOW)

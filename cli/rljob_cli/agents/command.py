@@ -270,7 +270,7 @@ def place_row(job: RLJob, values: Mapping[str, Any], episodes: int, folder: Path
     if agent.is_hosted:  # a second attempt would start again with the first answer
         runner = (agent.runner or Runner()).model_copy(update={"retries": 0, "replicas": 1})
         agent = agent.model_copy(update={"runner": runner})
-    for name, count in (("train", num_prompts), ("eval", episodes)):
+    for name, count in (("given_train", num_prompts), ("eval", episodes)):
         file = folder / f"{name}.jsonl"
         file.write_text(line * count)
         # A row of an environment has the split that it comes from.

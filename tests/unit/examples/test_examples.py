@@ -99,7 +99,7 @@ def test_model_user_variant_differs_from_the_feedback_example_by_user_and_length
 def test_environment_with_its_own_rows_differs_by_its_data_and_holds_sums_out() -> None:
     base, variant = (load_job(EXAMPLES / "environment" / name).spec for name in ("rljob.yaml", "rows.yaml"))
     assert list(variant.env_sources) == ["spec.data.train", "spec.data.eval"]
-    given = {"train": base.data.train, "eval": base.data.eval}
+    given = {"given_train": base.data.train, "eval": base.data.eval}
     assert variant.model_copy(update={"given_data": variant.data.model_copy(update=given)}) == base
     make = load_module(EXAMPLES / "environment" / "environment.py").rows
     sums = {}

@@ -147,7 +147,7 @@ class _Context:
         token = read_token(secret) or self._new_token()
         children, problems = self._build(job, token, self._defaults, observed.state.reward_models)
         built = {key_of(child): child for child in children}
-        if secret and "immutable" in secret:  # as earlier versions made it: nobody can change it
+        if secret and "immutable" in secret:  # of an earlier version: the API server refuses a change
             built[key_of(secret)] |= {"immutable": True}
         changed = {key for key in observed.children if key.kind in keep.KINDS} - _find_unchanged(observed, built)
         if changed and (other := keep.name_otherwise(job)):

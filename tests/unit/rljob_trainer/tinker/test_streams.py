@@ -184,7 +184,7 @@ async def test_a_result_that_is_not_there_yet_is_none():
     assert ("s:1" in futures, "s:2" in futures) == (True, False), "work was dropped that is not done"
     done.set()
     await settle()
-    assert "s:1" not in futures, "a result of a session that has ended stays for ever"
+    assert "s:1" not in futures, "a result of a session that has ended is never dropped"
 
 
 async def test_old_results_are_dropped_once_they_were_taken(monkeypatch):
